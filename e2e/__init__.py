@@ -1,0 +1,1 @@
+"""End-to-end scenarios, drills, and the embedded Kubernetes cluster they run on."""
