@@ -1,0 +1,32 @@
+"""A writer of the old version that does not stop: what the store answers it, one line a try.
+
+Runs inside a pod (``python3 -c`` with this file's text): ``MASTER TENANT``. Prints ``<seconds> <code>`` each half
+second, code 0 for an accepted put.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+from mooncake.store import MooncakeDistributedStore
+
+
+def main(master: str, tenant: str) -> None:
+    client = MooncakeDistributedStore()
+    # A pure client: no segment of its own.
+    code = client.setup(os.environ["POD_IP"], "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master, tenant_id=tenant)
+    if code != 0:
+        sys.exit(f"setup answered {code}")
+    block = np.zeros(65536, dtype=np.uint8)
+    client.register_buffer(block.ctypes.data, block.nbytes)
+    begin = time.monotonic()
+    number = 0
+    while True:
+        number += 1
+        code = client.put_from(f"stubborn-{number}", block.ctypes.data, block.nbytes)
+        print(f"{time.monotonic() - begin:.1f} {code}", flush=True)
+        time.sleep(0.5)
+
+
+main(sys.argv[1], sys.argv[2])
