@@ -26,7 +26,7 @@ def _run(port: int, gguf: str) -> None:
 
     params = xllamacpp.CommonParams()
     params.model.path = gguf
-    params.hostname = "127.0.0.1"
+    params.hostnames = ["127.0.0.1"]
     params.port = port
     params.model_alias = {"smollm2"}
     # Eight slots of 4,096 tokens: what our own server is asked to hold.
