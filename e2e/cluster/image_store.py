@@ -56,6 +56,23 @@ def blobs(record: NodeRecord) -> set[str]:
 def load(record: NodeRecord, archive: IO[bytes]) -> None:
     """Import an OCI archive from an open file or pipe and unpack it."""
     ctr(record, "images", "import", "--snapshotter", "overlayfs", "-", stdin=archive)
+    drop_superseded(record)
+
+
+def superseded(listing: str) -> list[str]:
+    """Image names that only hold on to an image whose tag has moved on.
+
+    The CRI plugin names every image by its config's digest too; when a tag moves, that name keeps the old layers.
+    """
+    rows = [line.split() for line in listing.splitlines()[1:]]
+    tagged = set(parse_images(listing).values())
+    return [row[0] for row in rows if len(row) > 2 and row[0].startswith("sha256:") and row[2] not in tagged]
+
+
+def drop_superseded(record: NodeRecord) -> None:
+    """Free the space of images that no tag names any more."""
+    if old := superseded(ctr(record, "images", "ls")):
+        ctr(record, "images", "rm", *old)
 
 
 def clean_leftovers(layout: settings.Layout, record: NodeRecord) -> int:

@@ -76,6 +76,7 @@ def prepare(layout: settings.Layout, progress: Progress) -> None:
     """Everything that is done once per machine: packages and binaries."""
     host.check_can_host()
     host.ensure_packages(progress)
+    host.load_modules()
     programs = (golang.kubernetes(layout), golang.coredns(layout))
     if not all(golang.is_complete(program) for program in programs):
         go = host.ensure_go(progress)

@@ -38,6 +38,8 @@ mount -t tmpfs -o mode=755 tmpfs /run
 mount --make-rshared /
 
 echo 1 > /proc/sys/net/ipv4/ip_forward
+# Bridged traffic must pass iptables, or a Service whose pod is on the same bridge answers past the address translation.
+for f in /proc/sys/net/bridge/bridge-nf-call-iptables; do [ ! -e $f ] || echo 1 > $f; done
 # The kubelet writes machine-wide sysctls. It gets private files over them, and the machine keeps its own values.
 mkdir -p /run/sysctl
 for kv in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \

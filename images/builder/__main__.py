@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from e2e.cluster import settings
+from e2e.cluster import host, settings
 from e2e.cluster.cluster import embedded
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.lifecycle import given_kubeconfig
@@ -21,6 +21,14 @@ from images.builder.catalogue import IMAGES
 from images.builder.errors import BuildError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Moonpool's container images, without Docker.")
+# What is looked for → the Debian package that brings it.
+TOOLS = {
+    "mmdebstrap": "mmdebstrap",
+    "busybox": "busybox-static",
+    "gcc": "gcc",
+    "/usr/include/stdlib.h": "libc6-dev",
+    "readelf": "binutils",
+}
 Names = Annotated[list[str] | None, typer.Argument(help="Which images; without one, all.")]
 Name = Annotated[str, typer.Option("--name", help="Which embedded cluster.")]
 
@@ -50,6 +58,7 @@ def build(
             raise ClusterError("KUBECONFIG names a cluster of yours: images can be loaded into the embedded one only")
         cluster = embedded(layout) if load else None
         progress = Progress()
+        host.ensure_packages(progress, TOOLS)
         for each in names or IMAGES:
             started = time.monotonic()
             with progress.stage(f"image {each}") as stage:
