@@ -29,10 +29,13 @@ def _reported() -> Iterator[None]:
 
 
 @app.command()
-def up(name: Name = settings.DEFAULT_NAME) -> None:
+def up(
+    name: Name = settings.DEFAULT_NAME,
+    network_policy: Annotated[bool, typer.Option("--network-policy", help="Enforce NetworkPolicies.")] = False,
+) -> None:
     """Start the cluster, building what is missing. Returns at once when it's up."""
     with _reported():
-        print(f"export KUBECONFIG={lifecycle.up(name).kubeconfig}")
+        print(f"export KUBECONFIG={lifecycle.up(name, network_policy=network_policy).kubeconfig}")
 
 
 @app.command()

