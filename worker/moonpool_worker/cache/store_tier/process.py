@@ -1,0 +1,193 @@
+"""The L3 process: ``python -m moonpool_worker.cache.store_tier.process FD``.
+
+It maps the engine's L2 arena, owns one Mooncake client, and answers packets on the socket FD. Why a process: the
+client's ``setup()`` holds the GIL for seconds, a call can block for a minute, and a call after ``close()`` crashes.
+So here a client is set up once, and closing it ends the process.
+
+Reads and writes have a thread each: a slow put never delays a get (Mooncake releases the GIL in both).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from moonpool_worker.cache.store_tier import messages
+from moonpool_worker.cache.store_tier.keys import store_key
+
+_PR_SET_PDEATHSIG = 1
+_PACKET = 1 << 18
+
+
+class StoreClient:
+    """One Mooncake client over one mapped arena, of one tenant and namespace."""
+
+    def __init__(self, request: messages.Open) -> None:
+        self._namespace = request.namespace
+        self._map = mmap.mmap(request.arena_fd, request.arena_bytes)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._bytes = request.arena_bytes
+        self._store: Any = None
+
+    def setup(self, request: messages.Open) -> int:
+        """Mooncake's code; 0 also for a tenant that is not registered."""
+        from mooncake.store import MooncakeDistributedStore
+
+        self._store = MooncakeDistributedStore()
+        code = self._store.setup(
+            request.hostname,
+            "P2PHANDSHAKE",
+            0,  # a pure client: it lends no memory to the store
+            request.local_buffer_bytes,
+            request.protocol,
+            request.device,
+            request.master,
+            tenant_id=request.tenant,
+        )
+        if code != 0:
+            return int(code)
+        return int(self._store.register_buffer(self._base, self._bytes))
+
+    def exist(self, hashes: list[bytes]) -> list[int]:
+        return list(self._store.batch_is_exist([store_key(self._namespace, one) for one in hashes]))
+
+    def get(self, request: messages.Get) -> list[int]:
+        return list(self._store.batch_get_into(*self._arguments(request)))
+
+    def put(self, request: messages.Put) -> list[int]:
+        return list(self._store.batch_put_from(*self._arguments(request)))
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _arguments(self, request: messages.Get | messages.Put) -> tuple[list[str], list[int], list[int]]:
+        if any(not 0 <= offset <= self._bytes - request.size for offset in request.offsets):
+            raise ValueError("an offset is outside the arena")
+        keys = [store_key(self._namespace, one) for one in request.hashes]
+        pointers = [self._base + offset for offset in request.offsets]
+        return keys, pointers, [request.size] * len(keys)
+
+
+class Lane:
+    """One thread that answers requests in order."""
+
+    def __init__(self, name: str, answer: Callable[[messages.Request], None]) -> None:
+        self._queue: queue.SimpleQueue[messages.Request | None] = queue.SimpleQueue()
+        self._answer = answer
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add(self, request: messages.Request) -> None:
+        self._queue.put(request)
+
+    def finish(self) -> None:
+        """Answer what is queued, then end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (request := self._queue.get()) is not None:
+            self._answer(request)
+
+
+class Server:
+    """Packets in, packets out, until the engine closes the client or is gone."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._client: StoreClient | None = None
+        self._reads = Lane("reads", self._answer)
+        self._writes = Lane("writes", self._answer)
+
+    def run(self) -> int:
+        """The exit code: 0 after a close or when the engine is gone, 1 after a failed set-up."""
+        while True:
+            packet = self._channel.recv(_PACKET)
+            if not packet:
+                # The engine is gone: there is nobody to close orderly for, and a close could block.
+                return 0
+            request = messages.decode_request(packet)
+            match request:
+                case messages.Open():
+                    if not self._open(request):
+                        return 1
+                case messages.Close():
+                    self._close(request)
+                    return 0
+                case messages.Ping():
+                    self._reply(messages.Reply(request.id, [0]))
+                case messages.Put():
+                    self._writes.add(request)
+                case _:
+                    self._reads.add(request)
+
+    def _open(self, request: messages.Open) -> bool:
+        started = time.monotonic()
+        try:
+            client = StoreClient(request)
+            code, error = client.setup(request), ""
+        except Exception as failure:
+            code, error = -1, f"{type(failure).__name__}: {failure}"
+        if code == 0:
+            self._client = client
+        self._reply(messages.Reply(request.id, [code], time.monotonic() - started, error))
+        return code == 0
+
+    def _close(self, request: messages.Close) -> None:
+        self._reads.finish()
+        self._writes.finish()
+        if self._client is not None:
+            self._client.close()
+        self._reply(messages.Reply(request.id, [0]))
+
+    def _answer(self, request: messages.Request) -> None:
+        started = time.monotonic()
+        codes: list[int] = []
+        error = ""
+        try:
+            codes = self._call(request)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        self._reply(messages.Reply(request.id, codes, time.monotonic() - started, error))
+
+    def _call(self, request: messages.Request) -> list[int]:
+        if self._client is None:
+            raise RuntimeError("the store client is not open")
+        match request:
+            case messages.Exist():
+                return self._client.exist(request.hashes)
+            case messages.Get():
+                return self._client.get(request)
+            case messages.Put():
+                return self._client.put(request)
+        raise TypeError(f"{type(request).__name__} is not a store call")
+
+    def _reply(self, reply: messages.Reply) -> None:
+        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(messages.encode(reply))
+
+
+def main(arguments: list[str]) -> int:
+    # Without its engine this process has nothing to do, however the engine ended.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The engine decides when this process ends: Ctrl-C in a terminal reaches the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return Server(socket.socket(fileno=int(arguments[0]))).run()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    # Mooncake's threads outlive close(), and its destructors may call a closed store: end without them.
+    os._exit(code)
