@@ -170,6 +170,7 @@ class RolloutStatus(_Status):
     step: str = ""
     message: str = ""
     started: str = ""
+    progressed: str = Field(default="", description="When the last worker was replaced; the deadline counts from here.")
     bake_until: str | None = None
     streams_cut: int = 0
 
@@ -192,14 +193,20 @@ class FlushProof(_Status):
 
 
 class KVNamespaceStatus(_Status):
-    """A claim: this service's need of a tenant, and what became of it."""
+    """A claim: this service's need of a tenant, and what became of it.
+
+    Active and Draining are wanted. Released is wanted no more and waits for the store's fence; Fenced, Flushed and
+    Lost are copied from the store's ledger.
+    """
 
     hash: str
+    store: str = ""
     tenant: str = ""
     revision: str = ""
     weight_version: str = ""
-    state: Literal["Active", "Draining", "Fenced", "Flushed", "Lost"] = "Active"
+    state: Literal["Active", "Draining", "Released", "Fenced", "Flushed", "Lost"] = "Active"
     since: str = ""
+    bake_until: str | None = None
     proof: FlushProof | None = None
 
 

@@ -39,7 +39,8 @@ class TenantStatus(_Status):
     name: str
     namespace: str
     epoch: int = 0
-    service: str = ""
+    service: str = Field(default="", description="The service that claimed it first.")
+    claimed_by: list[str] = Field(default_factory=list, description="Services that want this tenant now.")
     state: Literal["Registered", "Fenced", "Flushed", "Lost"] = "Registered"
     quota: int = 0
     bytes: int = 0
@@ -59,6 +60,7 @@ class KVStoreStatus(_Status):
     observed_generation: int = 0
     conditions: list[Condition] = Field(default_factory=list)
     master: str = ""
+    master_instance: str = Field(default="", description="Changes when the master restarts, which empties the store.")
     capacity: int = 0
     used: int = 0
     keys: int = 0

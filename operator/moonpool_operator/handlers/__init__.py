@@ -1,0 +1,1 @@
+"""kopf handlers: each only says which object has to be looked at."""

@@ -1,0 +1,1 @@
+"""Desired children as plain manifests."""
