@@ -23,7 +23,8 @@ CLIENT_ENVIRONMENT = {
     "MC_TCP_STATUS_TIMEOUT_SEC": "3",
     # Both are noisy about misses and refusals, which are counted here.
     "GLOG_logtostderr": "1",
-    "GLOG_minloglevel": "3",
+    "GLOG_minloglevel": "2",
+    "MC_LOG_LEVEL": "ERROR",
     "MC_YLT_LOG_LEVEL": "critical",
     "MC_STORE_CLIENT_METRIC": "0",
     # glibc would reserve an arena per thread; Mooncake starts dozens.

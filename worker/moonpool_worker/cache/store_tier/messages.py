@@ -58,7 +58,7 @@ class Ping(msgspec.Struct, tag="ping", array_like=True):
 
 
 class Close(msgspec.Struct, tag="close", array_like=True):
-    """Close the client; the process exits after the answer."""
+    """Answer all calls that are under way, then this, then exit."""
 
     id: int
 

@@ -2,7 +2,7 @@
 
 It maps the engine's L2 arena, owns one Mooncake client, and answers packets on the socket FD. Why a process: the
 client's ``setup()`` holds the GIL for seconds, a call can block for a minute, and a call after ``close()`` crashes.
-So here a client is set up once, and closing it ends the process.
+So here a client is set up once, and ends with the process.
 
 Reads and writes have a thread each: a slow put never delays a get (Mooncake releases the GIL in both).
 """
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from moonpool_worker.cache.store_tier import messages
 from moonpool_worker.cache.store_tier.keys import store_key
@@ -66,9 +66,6 @@ class StoreClient:
 
     def put(self, request: messages.Put) -> list[int]:
         return list(self._store.batch_put_from(*self._arguments(request)))
-
-    def close(self) -> None:
-        self._store.close()
 
     def _arguments(self, request: messages.Get | messages.Put) -> tuple[list[str], list[int], list[int]]:
         if any(not 0 <= offset <= self._bytes - request.size for offset in request.offsets):
@@ -147,8 +144,8 @@ class Server:
     def _close(self, request: messages.Close) -> None:
         self._reads.finish()
         self._writes.finish()
-        if self._client is not None:
-            self._client.close()
+        # No Mooncake close(): it takes a second, and a client without a segment leaves nothing at the master. All
+        # calls have been answered; the end of the process is what makes another one impossible.
         self._reply(messages.Reply(request.id, [0]))
 
     def _answer(self, request: messages.Request) -> None:
@@ -178,16 +175,17 @@ class Server:
             self._channel.send(messages.encode(reply))
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> NoReturn:
     # Without its engine this process has nothing to do, however the engine ended.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The engine decides when this process ends: Ctrl-C in a terminal reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return Server(socket.socket(fileno=int(arguments[0]))).run()
+    server = Server(socket.socket(fileno=int(arguments[0])))
+    code = server.run()
+    sys.stderr.flush()
+    # Mooncake's threads outlive this function, and its destructors take a second: end without them.
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stderr.flush()
-    # Mooncake's threads outlive close(), and its destructors may call a closed store: end without them.
-    os._exit(code)
+    main(sys.argv[1:])

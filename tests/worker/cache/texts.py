@@ -1,0 +1,97 @@
+"""A small cache, and texts whose KV is a function of the text: any wrong block shows."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from moonpool_api.geometry import CacheGeometry
+from moonpool_worker.cache.allocation import Allocation
+from moonpool_worker.cache.device_arena import DeviceArena
+from moonpool_worker.cache.kv_cache import KVCache
+from moonpool_worker.cache.store_tier.options import StoreOptions
+
+P = 4
+GEOMETRY = CacheGeometry(layers=2, kv_heads=1, head_dim=8, dtype="bfloat16", prefix_granularity=P)
+BIG = CacheGeometry(layers=8, kv_heads=2, head_dim=64, dtype="bfloat16", prefix_granularity=16)
+NAMESPACE = "a" * 64
+
+
+def make_cache(
+    blocks: int = 32,
+    l2_bytes: int = 1 << 20,
+    store: StoreOptions | None = None,
+    geometry: CacheGeometry = GEOMETRY,
+    namespace: str = NAMESPACE,
+    prefix_caching: bool = True,
+) -> KVCache:
+    return KVCache(DeviceArena(geometry, blocks), namespace, l2_bytes, store, prefix_caching)
+
+
+def text(pages: int, seed: int = 0, granularity: int = P, extra: int = 1) -> list[int]:
+    """``pages`` full pages and ``extra`` tokens more."""
+    source = random.Random(seed)
+    return [source.randrange(50_000) for _ in range(pages * granularity + extra)]
+
+
+def expected(cache: KVCache, digest: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values ``[layers, P, kv_heads, head_dim]`` that the model would compute for a page, as raw int16."""
+    geometry = cache.arena.geometry
+    shape = (geometry.layers, geometry.prefix_granularity, geometry.kv_heads, geometry.head_dim)
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    # Every bit pattern, NaN included: what is cached is bytes, not numbers.
+    both = torch.randint(-(1 << 15), 1 << 15, (2, *shape), dtype=torch.int16, generator=generator)
+    return both[0], both[1]
+
+
+def compute(cache: KVCache, allocation: Allocation, chain: Sequence[bytes]) -> None:
+    """Fill the pages that were not cached, as a forward pass would."""
+    first = allocation.cached_tokens // cache.granularity
+    for page in range(first, len(chain)):
+        keys, values = expected(cache, chain[page])
+        block = allocation.block_ids[page]
+        cache.arena.keys[:, block] = keys.view(torch.bfloat16)
+        cache.arena.values[:, block] = values.view(torch.bfloat16)
+
+
+def wrong_pages(cache: KVCache, allocation: Allocation, chain: Sequence[bytes], pages: int) -> list[int]:
+    """Which of the first pages do not hold what the model would have computed."""
+    wrong = []
+    for page in range(pages):
+        keys, values = expected(cache, chain[page])
+        block = allocation.block_ids[page]
+        same_keys = torch.equal(cache.arena.keys[:, block].view(torch.int16), keys)
+        same_values = torch.equal(cache.arena.values[:, block].view(torch.int16), values)
+        if not (same_keys and same_values):
+            wrong.append(page)
+    return wrong
+
+
+def serve(cache: KVCache, tokens: Sequence[int], fetch: bool = False, seconds: float = 10) -> Allocation:
+    """Admit, compute, publish and free a prompt as the engine does; returns the allocation for its figures."""
+    chain = cache.chain(tokens)
+    fetching = cache.start_fetch(chain) if fetch else None
+    if fetching is not None:
+        poll_until(cache, lambda: fetching.done, seconds)
+    allocation = cache.admit(chain, len(tokens), fetching)
+    assert allocation is not None
+    assert not wrong_pages(cache, allocation, chain, allocation.cached_tokens // cache.granularity)
+    compute(cache, allocation, chain)
+    cache.publish(allocation, chain, len(tokens))
+    cache.free(allocation)
+    return allocation
+
+
+def poll_until(cache: KVCache, done: Callable[[], bool], seconds: float = 10) -> float:
+    """Poll as an idle engine does; returns how long it took, TimeoutError after ``seconds``."""
+    started = time.monotonic()
+    while True:
+        cache.poll()
+        waited = time.monotonic() - started
+        if done():
+            return waited
+        if waited > seconds:
+            raise TimeoutError(f"not in {seconds} s; {cache.store_state()}, {cache.stats().store}")
+        time.sleep(0.002)
