@@ -59,9 +59,9 @@ def status(name: Name = settings.DEFAULT_NAME) -> None:
     for component, pid in record.components.items():
         state = f"running, pid {pid} on the node" if components.is_running(record, component) else "ENDED"
         print(f"{component:24} {state}")
-    healthy = lifecycle.is_healthy(layout)
-    print("healthy" if healthy else "NOT healthy")
-    raise typer.Exit(0 if healthy else 1)
+    wrong = lifecycle.ailment(layout)
+    print(f"NOT healthy: {wrong}" if wrong else "healthy")
+    raise typer.Exit(1 if wrong else 0)
 
 
 @app.command()

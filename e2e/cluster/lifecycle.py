@@ -19,6 +19,7 @@ API_SECONDS = 60.0
 NODE_SECONDS = 60.0
 # A kubelet that starts over odd containerd state registers and then stays NotReady; a restart cures it.
 KUBELET_RESTART_SECONDS = 15.0
+PATIENCE_SECONDS = 20.0
 
 
 def up(name: str = settings.DEFAULT_NAME, *, network_policy: bool = False, progress: Progress | None = None) -> Cluster:
@@ -37,12 +38,13 @@ def up(name: str = settings.DEFAULT_NAME, *, network_policy: bool = False, progr
         progress.say(f"KUBECONFIG={given} is set, but no cluster answers there: using the embedded one")
     host.check_can_host()
     with _lock(layout):
-        if is_healthy(layout):
+        wrong = _lasting_ailment(layout)
+        if wrong is None:
             progress.say("the embedded cluster is up already")
         else:
             prepare(layout, progress)
             if layout.state.exists():
-                progress.say("removing what is left of an earlier cluster")
+                progress.say(f"removing the cluster that was here: {wrong}")
                 _remove(layout)
             started = time.monotonic()
             _start(layout, progress)
@@ -60,19 +62,34 @@ def given_kubeconfig(layout: settings.Layout) -> str | None:
     return given
 
 
-def is_healthy(layout: settings.Layout) -> bool:
-    """Whether every component runs, the API server answers, and the node is Ready."""
+def ailment(layout: settings.Layout) -> str | None:
+    """What is wrong with the cluster, None when it's healthy: every component runs and the node is Ready."""
     record = node.load(layout)
-    if not record or not record.alive or not layout.kubeconfig.exists():
-        return False
+    if not record or not record.alive:
+        return "the node is down"
     try:
         components.check(layout, record)
-    except ComponentDiedError:
-        return False
+    except ComponentDiedError as error:
+        return str(error)
     if "coredns" not in record.components:
-        return False
+        return "it was started only half"
     server = api.Api(layout.kubeconfig)
-    return server.is_ready() and server.node_ready(layout.name) is None
+    return server.node_ready(layout.name) if server.is_ready() else "the API server does not answer"
+
+
+def _lasting_ailment(layout: settings.Layout) -> str | None:
+    """What is wrong and doesn't pass: a busy machine is slow to answer, and no reason to throw a cluster away."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (wrong := ailment(layout)) and _all_run(layout) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return wrong
+
+
+def _all_run(layout: settings.Layout) -> bool:
+    record = node.load(layout)
+    return bool(record and "coredns" in record.components) and all(
+        components.is_running(record, name) for name in record.components
+    )
 
 
 def prepare(layout: settings.Layout, progress: Progress) -> None:

@@ -14,7 +14,6 @@ from e2e.cluster.errors import CannotHostError, ClusterError
 
 def connect_host(interface: str, node_pid: int) -> None:
     """Put one end of a veth pair on the host and the other into the node's bridge."""
-    _refuse_taken_routes(interface)
     disconnect_host(interface)
     _run("ip", "link", "add", interface, "type", "veth", "peer", "name", "host0", "netns", str(node_pid))
     inside = ("nsenter", "-t", str(node_pid), "-n", "--")
@@ -42,7 +41,8 @@ def foreign_routes(routes: str, interface: str) -> list[str]:
     ]
 
 
-def _refuse_taken_routes(interface: str) -> None:
+def refuse_taken_routes(interface: str) -> None:
+    """Raise CannotHostError when the node's addresses are somebody else's on this host."""
     routes = subprocess.run(["ip", "route"], capture_output=True, text=True).stdout
     if taken := foreign_routes(routes, interface):
         raise CannotHostError(

@@ -59,6 +59,7 @@ def load(layout: settings.Layout) -> NodeRecord | None:
 
 def start(layout: settings.Layout) -> NodeRecord:
     """Start the node's process 1 and connect the host to it. Raises ClusterError."""
+    network.refuse_taken_routes(layout.host_interface)
     v2 = cgroups.is_v2()
     own = Path("/proc/self/cgroup").read_text()
     groups = cgroups.node_groups(layout.name, own, v2=v2)
