@@ -29,10 +29,17 @@ def containerd(layout: settings.Layout, config: str = "containerd.toml") -> Comp
 
 def etcd(layout: settings.Layout) -> Component:
     url, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
-    flags = ("--data-dir", f"{layout.state}/etcd", "--listen-client-urls", url, "--advertise-client-urls", url)
-    flags += ("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer)
-    # The data is thrown away with the cluster, so nothing is lost by not waiting for the disk.
-    flags += ("--initial-cluster", f"default={peer}", "--unsafe-no-fsync", "--log-level", "warn")
+    flags = (
+        f"--data-dir={layout.state}/etcd",
+        f"--listen-client-urls={url}",
+        f"--advertise-client-urls={url}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        # The data is thrown away with the cluster, so nothing is lost by not waiting for the disk.
+        "--unsafe-no-fsync",
+        "--log-level=warn",
+    )
     return Component("etcd", (f"{layout.kubernetes_bin}/etcd", *flags))
 
 

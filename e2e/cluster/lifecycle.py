@@ -87,9 +87,9 @@ def _lasting_ailment(layout: settings.Layout) -> str | None:
 
 def _all_run(layout: settings.Layout) -> bool:
     record = node.load(layout)
-    return bool(record and "coredns" in record.components) and all(
-        components.is_running(record, name) for name in record.components
-    )
+    if record is None or "coredns" not in record.components:
+        return False
+    return all(components.is_running(record, name) for name in record.components)
 
 
 def prepare(layout: settings.Layout, progress: Progress) -> None:

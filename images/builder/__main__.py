@@ -64,7 +64,7 @@ def build(
             with progress.stage(f"image {each}") as stage:
                 image = IMAGES[each].build(stage.note)
                 built = time.monotonic()
-                imported = bool(cluster) and loading.load(cluster, image)
+                imported = cluster is not None and loading.load(cluster, image)
             done = f"imported in {time.monotonic() - built:.1f} s" if imported else "present" if load else "not loaded"
             print(
                 f"{image.name} {image.digest[:19]} {image.size / 1e6:.0f} MB, built in {built - started:.1f} s, {done}"
