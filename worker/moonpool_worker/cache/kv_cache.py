@@ -303,10 +303,11 @@ class KVCache:
 
     def _write_through(self, nodes: list[Node]) -> None:
         """Copy newly published L1 blocks to L2 and queue them for L3."""
-        for copy in self._copy_down(nodes):
+        copies = self._copy_down(nodes)
+        if self._store is not None:
+            self._store.put(copies)
+        for copy in copies:
             assert self._host is not None
-            if self._store is not None:
-                self._store.put(copy)
             self._host.release(copy)
 
     def _spill(self, node: Node) -> None:

@@ -175,11 +175,24 @@ class Server:
             self._channel.send(messages.encode(reply))
 
 
+def _silence_mooncake() -> None:
+    """Mooncake writes lines about every miss and refusal to descriptor 2, and has no level above that.
+
+    They are answered as codes and counted; MOONPOOL_STORE_LOG=1 shows them. Python's own errors stay visible.
+    """
+    if os.environ.get("MOONPOOL_STORE_LOG"):
+        return
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+
+
 def main(arguments: list[str]) -> NoReturn:
     # Without its engine this process has nothing to do, however the engine ended.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The engine decides when this process ends: Ctrl-C in a terminal reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _silence_mooncake()
     server = Server(socket.socket(fileno=int(arguments[0])))
     code = server.run()
     sys.stderr.flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moonpool_worker.cache.block_header import Mismatch, key_digest
@@ -299,23 +299,23 @@ class StoreTier:
 
     # -- putting -----------------------------------------------------------------------------------------------
 
-    def put(self, node: Node) -> None:
-        """Queue a resident block for the store; dropped, and counted, when L3 is not keeping up or not there."""
-        now = self._clock()
+    def put(self, nodes: Sequence[Node]) -> None:
+        """Queue resident blocks for the store; dropped, and counted, when L3 is not keeping up or not there."""
         reason = ""
         if not self._ready:
             reason = "not open"
         elif self._breaker.state == breaking.OPEN:
             reason = "breaker"
-        elif now < self._puts_paused_until:
+        elif self._clock() < self._puts_paused_until:
             reason = "refused"
-        elif len(self._puts) >= self._put_limit:
-            reason = "queue full"
         if reason:
-            self._counters.put_dropped[reason] += 1
+            self._counters.put_dropped[reason] += len(nodes)
             return
-        self._host.index.ref(node)
-        self._puts.append(node)
+        taken = nodes[: max(0, self._put_limit - len(self._puts))]
+        self._counters.put_dropped["queue full"] += len(nodes) - len(taken)
+        for node in taken:
+            self._host.index.ref(node)
+            self._puts.append(node)
         self._send_puts()
 
     def _send_puts(self) -> None:
