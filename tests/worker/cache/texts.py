@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from moonpool_worker.cache.store_tier.options import StoreOptions
 P = 4
 GEOMETRY = CacheGeometry(layers=2, kv_heads=1, head_dim=8, dtype="bfloat16", prefix_granularity=P)
 BIG = CacheGeometry(layers=8, kv_heads=2, head_dim=64, dtype="bfloat16", prefix_granularity=16)
+#: Blocks of 1 MiB: a transfer long enough to race with.
+MEGABYTE = CacheGeometry(layers=16, kv_heads=4, head_dim=128, dtype="bfloat16", prefix_granularity=32)
 NAMESPACE = "a" * 64
 
 
@@ -38,7 +41,11 @@ def text(pages: int, seed: int = 0, granularity: int = P, extra: int = 1) -> lis
 
 def expected(cache: KVCache, digest: bytes) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values ``[layers, P, kv_heads, head_dim]`` that the model would compute for a page, as raw int16."""
-    geometry = cache.arena.geometry
+    return _expected(cache.arena.geometry, digest)
+
+
+@functools.lru_cache(maxsize=128)
+def _expected(geometry: CacheGeometry, digest: bytes) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (geometry.layers, geometry.prefix_granularity, geometry.kv_heads, geometry.head_dim)
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     # Every bit pattern, NaN included: what is cached is bytes, not numbers.
