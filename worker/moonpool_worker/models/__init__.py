@@ -1,0 +1,1 @@
+"""Model families: one file each, over the kernels' interface and the paged arena."""
