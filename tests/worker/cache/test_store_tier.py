@@ -129,6 +129,21 @@ def test_a_dropped_fetch_leaves_nothing_pinned(opened: Opened) -> None:
     assert reader.flush({"l2"})["l2_blocks"] + reader.stats().l2_free_slots == reader.stats().l2_slots
 
 
+def test_what_was_cached_before_l3_opened_is_put_when_used_again(mooncake: RunningMooncake, opened: Opened) -> None:
+    cache = make_cache(store=PATIENT)
+    serve(cache, text(4, seed=9))
+    cache.open_store(NAMESPACE, "blue", mooncake.master)
+    poll_until(cache, lambda: cache.store_state().state == "open", 30)
+    serve(cache, text(4, seed=9))
+    put_all(cache, 4)
+    serve(cache, text(4, seed=9))
+    serve(cache, text(4, seed=10))
+    put_all(cache, 8)
+    assert cache.stats().store.put_blocks == 8
+    assert serve(opened(), text(4, seed=9), fetch=True).cached.l3 == 4 * P
+    cache.close()
+
+
 def test_a_late_answer_is_kept(opened: Opened) -> None:
     writer = opened()
     serve(writer, text(6, seed=8))
@@ -142,6 +157,7 @@ def test_a_late_answer_is_kept(opened: Opened) -> None:
     os.kill(reader.stats().client_pid, signal.SIGCONT)
     poll_until(reader, lambda: fetch.calls == 0)
     assert reader.store_state().state == "open"
+    assert reader.stats().l2_lent_slots == 0
 
 
 def test_closing_is_acknowledged_and_another_tenant_can_follow(mooncake: RunningMooncake, opened: Opened) -> None:

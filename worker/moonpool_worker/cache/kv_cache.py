@@ -298,8 +298,10 @@ class KVCache:
         """A hit in L1 is a use of L2's copy too, else L2 would forget exactly what is used most."""
         if self._host is None:
             return
-        found = (self._host.index.get(digest) for digest in digests)
-        self._host.index.touch(node for node in found if node is not None)
+        found = [node for digest in digests if (node := self._host.index.get(digest)) is not None]
+        self._host.index.touch(found)
+        if self._store is not None:
+            self._store.offer(found)
 
     def _write_through(self, nodes: list[Node]) -> None:
         """Copy newly published L1 blocks to L2 and queue them for L3."""

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class Node:
-    """One resident block."""
+    """One resident block. ``stored`` is L3's: the generation of the store that is believed to have it, 0 for none."""
 
-    __slots__ = ("digest", "parent", "queued", "refs", "resident", "slot", "tick")
+    __slots__ = ("digest", "parent", "queued", "refs", "resident", "slot", "stored", "tick")
 
     def __init__(self, digest: bytes, parent: bytes | None, slot: int, tick: int) -> None:
         self.digest = digest
@@ -27,6 +27,7 @@ class Node:
         self.slot = slot
         self.tick = tick
         self.refs = 0
+        self.stored = 0
         self.queued = False
         self.resident = True
 

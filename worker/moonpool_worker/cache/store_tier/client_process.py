@@ -10,6 +10,8 @@ import sys
 import time
 from collections import deque
 
+import msgspec
+
 from moonpool_worker.cache.store_tier import messages
 
 _MODULE = "moonpool_worker.cache.store_tier.process"
@@ -74,7 +76,10 @@ class ClientProcess:
                 return replies, False
             if not packet:
                 return replies, False
-            replies.append(messages.decode_reply(packet))
+            try:
+                replies.append(messages.decode_reply(packet))
+            except msgspec.MsgspecError:
+                return replies, False  # out of its mind: as good as dead
 
     def wait_readable(self, seconds: float) -> None:
         poller = select.poll()

@@ -65,6 +65,8 @@ class StoreTier:
         self._error = ""
         self._process: ClientProcess | None = None
         self._ready = False
+        # Raised with each new client and after each outage: the store may have come back empty.
+        self._generation = 0
         self._ids = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._fetches: set[Fetch] = set()
@@ -284,6 +286,7 @@ class StoreTier:
                 self._host.give_slot(slot)
                 return
             node = adopted
+            node.stored = self._generation
         if fetch.done:
             self._counters.late_blocks += 1
             self._host.release(node)
@@ -301,22 +304,37 @@ class StoreTier:
 
     def put(self, nodes: Sequence[Node]) -> None:
         """Queue resident blocks for the store; dropped, and counted, when L3 is not keeping up or not there."""
-        reason = ""
-        if not self._ready:
-            reason = "not open"
-        elif self._breaker.state == breaking.OPEN:
-            reason = "breaker"
-        elif self._clock() < self._puts_paused_until:
-            reason = "refused"
+        reason = self._refuses_puts()
         if reason:
             self._counters.put_dropped[reason] += len(nodes)
             return
+        dropped = len(nodes) - self._queue(nodes)
+        if dropped:
+            self._counters.put_dropped["queue full"] += dropped
+
+    def offer(self, nodes: Sequence[Node]) -> None:
+        """Blocks were used again: queue those that the store is not known to have, as far as there is room.
+
+        They were published before L3 was open, were dropped then, or went down with a store.
+        """
+        if not self._refuses_puts():
+            self._queue([node for node in nodes if node.stored != self._generation])
+
+    def _refuses_puts(self) -> str:
+        if not self._ready:
+            return "not open"
+        if self._breaker.state == breaking.OPEN:
+            return "breaker"
+        return "refused" if self._clock() < self._puts_paused_until else ""
+
+    def _queue(self, nodes: Sequence[Node]) -> int:
         taken = nodes[: max(0, self._put_limit - len(self._puts))]
-        self._counters.put_dropped["queue full"] += len(nodes) - len(taken)
         for node in taken:
             self._host.index.ref(node)
+            node.stored = self._generation
             self._puts.append(node)
         self._send_puts()
+        return len(taken)
 
     def _send_puts(self) -> None:
         in_flight = sum(call.kind == "put" for call in self._calls.values())
@@ -337,13 +355,15 @@ class StoreTier:
         self._counters.put_seconds += reply.seconds
         if not self._judge(reply, self._counters.put_errors):
             self._recovered()
-        for node in call.nodes:
-            self._host.release(node)
-        for node, code in zip(call.nodes, reply.codes, strict=False):
+        codes = reply.codes if len(reply.codes) == len(call.nodes) else [-1] * len(call.nodes)
+        for node, code in zip(call.nodes, codes, strict=True):
             if code == 0:
                 self._counters.put_blocks += 1
                 self._counters.put_bytes += self._host.object_bytes
                 self._absent.discard(node.digest)
+            else:
+                node.stored = 0
+            self._host.release(node)
         refusals = [code for code in reply.codes if code in (OVER_QUOTA, NOT_REGISTERED, NO_SPACE)]
         if refusals:
             self._error = f"put refused: {describe(refusals[0])}"
@@ -353,9 +373,12 @@ class StoreTier:
             self._error = ""
 
     def _drop_puts(self, reason: str) -> None:
-        self._counters.put_dropped[reason] += len(self._puts)
+        if self._puts:
+            self._counters.put_dropped[reason] += len(self._puts)
         while self._puts:
-            self._host.release(self._puts.popleft())
+            node = self._puts.popleft()
+            node.stored = 0
+            self._host.release(node)
 
     # -- the client process ------------------------------------------------------------------------------------
 
@@ -452,6 +475,7 @@ class StoreTier:
             self._lose(f"set-up failed: {reply.error or describe(code)}", "set-up failed")
             return
         self._ready = True
+        self._generation += 1
         self._error = ""
         self._restart_pause = self._options.restart_pause
 
@@ -472,6 +496,7 @@ class StoreTier:
         # Only a read or a write says so: the master answers "exist" for a store that hangs.
         if self._breaker.state == breaking.HALF_OPEN:
             self._error = ""
+            self._generation += 1
         self._breaker.succeeded()
 
     def _fault(self, error: str) -> None:
@@ -503,6 +528,7 @@ class StoreTier:
             for slot in call.slots:
                 self._host.give_slot(slot)
             for node in call.nodes:
+                node.stored = 0
                 self._host.release(node)
             if call.fetch is not None:
                 call.fetch.calls -= 1
