@@ -1,0 +1,1 @@
+"""The worker's HTTP server: the OpenAI API, and what the operator, the gateway and Prometheus ask."""

@@ -1,0 +1,131 @@
+"""The commands. Nothing here imports torch: ``drain`` runs as a preStop hook and must start fast."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from moonpool_worker.cli import flags
+
+app = typer.Typer(
+    name="moonpool-worker",
+    help="Serve a language model with a three-tier KV cache, over the OpenAI API.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"moonpool-worker {version('moonpool')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    model: flags.Model,
+    host: flags.Host = "0.0.0.0",
+    port: flags.Port = 8000,
+    served_name: flags.ServedName = None,
+    drain_timeout: flags.DrainTimeout = "60s",
+    log_request_stats: flags.LogRequestStats = False,
+    weight_version: flags.WeightVersion = "",
+    isolation: flags.Isolation = "",
+    podinfo: flags.Podinfo = None,
+    dtype: flags.DType = flags.DTypeChoice.auto,
+    attention_backend: flags.AttentionBackend = flags.BackendChoice.auto,
+    max_model_len: flags.MaxModelLen = None,
+    max_batch_tokens: flags.MaxBatchTokens = 512,
+    max_running: flags.MaxRunning = 32,
+    max_waiting: flags.MaxWaiting = 512,
+    prefix_caching: flags.PrefixCaching = True,
+    prefix_granularity: flags.PrefixGranularity = 16,
+    l1_size: flags.L1Size = "512Mi",
+    l2_size: flags.L2Size = "512Mi",
+    l3: flags.L3 = False,
+    l3_master: flags.L3Master = "",
+    l3_tenant: flags.L3Tenant = "default",
+    prefetch_min_pages: flags.PrefetchMinPages = 2,
+    prefetch_timeout_base: flags.PrefetchTimeoutBase = "500ms",
+    prefetch_timeout_per_page: flags.PrefetchTimeoutPerPage = "10ms",
+    prefetch_batch_pages: flags.PrefetchBatchPages = 32,
+) -> None:
+    """Load MODEL and serve it: a .gguf file, a folder with config.json and safetensors, or [bold]smollm2[/bold]."""
+    from moonpool_worker.cache.store_tier.options import StoreOptions
+    from moonpool_worker.cli.serve import serve_until_stopped
+    from moonpool_worker.settings import Pod, Settings
+
+    settings = Settings(
+        model=model,
+        host=host,
+        port=port,
+        served_name=served_name,
+        weight_version=weight_version,
+        isolation=isolation,
+        dtype=dtype.value,
+        attention_backend=attention_backend.value,
+        prefix_granularity=prefix_granularity,
+        max_model_len=max_model_len,
+        max_batch_tokens=max_batch_tokens,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        prefix_caching=prefix_caching,
+        l1_bytes=flags.quantity("--l1-size", l1_size),
+        l2_bytes=flags.quantity("--l2-size", l2_size),
+        l3=l3,
+        l3_master=l3_master,
+        l3_tenant=l3_tenant,
+        store=StoreOptions(
+            min_pages=prefetch_min_pages,
+            timeout_base=flags.duration("--prefetch-timeout-base", prefetch_timeout_base),
+            timeout_per_page=flags.duration("--prefetch-timeout-per-page", prefetch_timeout_per_page),
+            batch_pages=prefetch_batch_pages,
+        ),
+        podinfo=podinfo,
+        drain_timeout=flags.duration("--drain-timeout", drain_timeout),
+        log_request_stats=log_request_stats,
+        pod=Pod.from_environment(),
+    )
+    raise typer.Exit(serve_until_stopped(settings))
+
+
+@app.command()
+def digest(path: Annotated[str, typer.Argument(metavar="MODEL", help="As for serve.")]) -> None:
+    """Print the weights digest of MODEL: what a service's [bold]model.digest[/bold] can demand."""
+    from moonpool_worker.weights.errors import ModelLoadError
+    from moonpool_worker.weights.open import open_checkpoint
+
+    try:
+        checkpoint = open_checkpoint(path)
+        print(checkpoint.digest())
+    except ModelLoadError as failure:
+        print(f"moonpool-worker: {failure}", file=sys.stderr)
+        raise typer.Exit(2) from failure
+
+
+@app.command()
+def drain(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the worker listens.")] = 8000,
+    host: Annotated[str, typer.Option(help="Where the worker listens.")] = "127.0.0.1",
+    timeout: Annotated[str, typer.Option(help="Finish requests for so long; unset: the worker's own.")] = "",
+) -> None:
+    """Drain the worker on this machine and wait for it: the preStop hook. One that is gone counts as drained."""
+    from moonpool_worker.cli.drain import drain_worker
+
+    seconds = flags.duration("--timeout", timeout) if timeout else None
+    raise typer.Exit(drain_worker(host, port, seconds))

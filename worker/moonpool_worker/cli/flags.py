@@ -1,0 +1,118 @@
+"""The flags of ``serve``, in the groups that its help shows."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from moonpool_api.quantity import parse_bytes, parse_duration
+
+SERVING, IDENTITY, ENGINE, CACHE, STORE = "Serving", "Identity", "Engine", "Cache", "L3: the store"
+
+
+class DTypeChoice(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class BackendChoice(StrEnum):
+    auto = "auto"
+    torch = "torch"
+    triton = "triton"
+
+
+def quantity(flag: str, text: str) -> int:
+    """Bytes; a usage error that names the flag when ``text`` is no quantity."""
+    try:
+        return parse_bytes(text)
+    except ValueError as failure:
+        raise typer.BadParameter(str(failure), param_hint=flag) from failure
+
+
+def duration(flag: str, text: str) -> float:
+    """Seconds; a usage error that names the flag when ``text`` is no duration."""
+    try:
+        return 0.0 if text == "0" else parse_duration(text)
+    except ValueError as failure:
+        raise typer.BadParameter(str(failure), param_hint=flag) from failure
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A .gguf file, a folder with config.json and safetensors, or smollm2.")
+]
+
+Host = Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=SERVING)]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.", rich_help_panel=SERVING)]
+ServedName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The model's name in the API.", rich_help_panel=SERVING)
+]
+DrainTimeout = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="How long requests may take to finish on shutdown.", rich_help_panel=SERVING),
+]
+LogRequestStats = Annotated[bool, typer.Option(help="A JSON line per request.", rich_help_panel=SERVING)]
+
+WeightVersion = Annotated[
+    str, typer.Option(metavar="VERSION", help="Name of these weights; part of the namespace.", rich_help_panel=IDENTITY)
+]
+Isolation = Annotated[
+    str,
+    typer.Option(metavar="TEXT", help="Keeps this service's cache apart from others'.", rich_help_panel=IDENTITY),
+]
+Podinfo = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Downward-API folder; unset: no cluster.", rich_help_panel=IDENTITY),
+]
+
+DType = Annotated[DTypeChoice, typer.Option(help="Of weights and KV.", rich_help_panel=ENGINE)]
+AttentionBackend = Annotated[BackendChoice, typer.Option(help="Kernels.", rich_help_panel=ENGINE)]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(min=16, metavar="TOKENS", help="Prompt and answer; unset: the model's.", rich_help_panel=ENGINE),
+]
+MaxBatchTokens = Annotated[
+    int, typer.Option(min=16, max=65536, metavar="TOKENS", help="Computed per step.", rich_help_panel=ENGINE)
+]
+MaxRunning = Annotated[
+    int, typer.Option(min=1, max=1024, metavar="N", help="Sequences in one batch.", rich_help_panel=ENGINE)
+]
+MaxWaiting = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Sequences that may wait; more get 503.", rich_help_panel=ENGINE)
+]
+
+PrefixCaching = Annotated[bool, typer.Option(help="Reuse KV of equal prefixes.", rich_help_panel=CACHE)]
+PrefixGranularity = Annotated[
+    int,
+    typer.Option(
+        "--prefix-granularity",
+        "--block-size",
+        min=1,
+        max=1024,
+        metavar="TOKENS",
+        help="Tokens per page.",
+        rich_help_panel=CACHE,
+    ),
+]
+L1Size = Annotated[str, typer.Option(metavar="SIZE", help="Device memory for KV.", rich_help_panel=CACHE)]
+L2Size = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for KV; 0: off.", rich_help_panel=CACHE)]
+
+L3 = Annotated[bool, typer.Option(help="Use the store that the operator grants.", rich_help_panel=STORE)]
+L3Master = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Use this Mooncake master, without an operator.", rich_help_panel=STORE)
+]
+L3Tenant = Annotated[str, typer.Option(metavar="TENANT", help="With --l3-master.", rich_help_panel=STORE)]
+PrefetchMinPages = Annotated[
+    int, typer.Option(min=1, metavar="PAGES", help="Fewer are computed instead.", rich_help_panel=STORE)
+]
+PrefetchTimeoutBase = Annotated[
+    str, typer.Option(metavar="DURATION", help="A request waits so long for L3 …", rich_help_panel=STORE)
+]
+PrefetchTimeoutPerPage = Annotated[
+    str, typer.Option(metavar="DURATION", help="… and so much more per page.", rich_help_panel=STORE)
+]
+PrefetchBatchPages = Annotated[
+    int, typer.Option(min=1, max=1024, metavar="PAGES", help="Per call to the store.", rich_help_panel=STORE)
+]

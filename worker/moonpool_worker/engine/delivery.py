@@ -1,0 +1,53 @@
+"""From the engine's thread to the event loop: one wake-up per step, and no polling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from moonpool_worker.engine.request import Output, Sink
+
+
+class OutputStream:
+    """Outputs of all choices of one API call, in the order they were made. Used on the event loop only."""
+
+    def __init__(self) -> None:
+        self._outputs: deque[tuple[int, Output]] = deque()
+        self._arrived = asyncio.Event()
+
+    def put(self, index: int, output: Output) -> None:
+        self._outputs.append((index, output))
+        self._arrived.set()
+
+    async def get(self) -> tuple[int, Output]:
+        """The next output and the choice it belongs to."""
+        while not self._outputs:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._outputs.popleft()
+
+
+class Delivery:
+    """Collects a step's outputs and hands them over in one call into ``loop``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._batch: list[tuple[Sink, int, Output]] = []
+
+    def add(self, sink: Sink, index: int, output: Output) -> None:
+        self._batch.append((sink, index, output))
+
+    def flush(self) -> None:
+        if not self._batch:
+            return
+        batch, self._batch = self._batch, []
+        try:
+            self._loop.call_soon_threadsafe(_deliver, batch)
+        except RuntimeError:
+            # The loop is closed: the process is ending and nobody listens.
+            return
+
+
+def _deliver(batch: list[tuple[Sink, int, Output]]) -> None:
+    for sink, index, output in batch:
+        sink.put(index, output)

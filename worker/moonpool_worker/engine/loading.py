@@ -1,0 +1,108 @@
+"""From settings to everything that the engine needs, and the namespace of what was really loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moonpool_api.namespace import NamespaceInputs, RopeInputs, namespace_hash
+from moonpool_api.quantity import format_bytes
+
+from moonpool_worker.cache.device_arena import DeviceArena
+from moonpool_worker.cache.kv_cache import KVCache
+from moonpool_worker.engine import memory_limit
+from moonpool_worker.kernels.interface import BackendError, select_backend
+from moonpool_worker.models.config import ModelConfig
+from moonpool_worker.models.dtype import dtype_name
+from moonpool_worker.models.registry import load_model
+from moonpool_worker.models.runner import ModelRunner
+from moonpool_worker.settings import Settings, SettingsError
+from moonpool_worker.tokenizer.tokenizer import Tokenizer
+from moonpool_worker.weights.open import open_checkpoint
+
+#: ``progress(what, done, total)``; ``total`` 0 when unknown.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A model ready to run. ``max_model_len`` is in tokens, prompt and answer together."""
+
+    config: ModelConfig
+    runner: ModelRunner
+    cache: KVCache
+    tokenizer: Tokenizer
+    inputs: NamespaceInputs
+    namespace: str
+    max_model_len: int
+    weights_bytes: int
+    l1_tokens: int
+    l2_tokens: int
+
+
+def load(settings: Settings, progress: Progress) -> Loaded:
+    """Load weights, then claim L1 and L2. Raises SettingsError or ModelLoadError, each with one sentence."""
+    progress("reading the checkpoint", 0, 0)
+    checkpoint = open_checkpoint(settings.model)
+    try:
+        kernels = select_backend(settings.attention_backend)
+    except BackendError as failure:
+        raise SettingsError(str(failure)) from failure
+    config = checkpoint.config
+    limit = memory_limit.container_limit()
+    memory_limit.check(limit, 0, settings.l1_bytes, _l2_bytes(settings))
+    if settings.max_model_len is not None and settings.max_model_len > config.context_length:
+        raise SettingsError(
+            f"--max-model-len {settings.max_model_len} is more than the model's context of {config.context_length}"
+        )
+    model = load_model(
+        checkpoint, settings.dtype, kernels, lambda done, total: progress("loading weights", done, total)
+    )
+    progress("computing the digest", 0, 0)
+    digest = checkpoint.digest()
+    tokenizer = checkpoint.tokenizer()
+    checkpoint.close()
+    progress("setting up the cache", 0, 0)
+    memory_limit.check(limit, model.weight_bytes, settings.l1_bytes, _l2_bytes(settings))
+    geometry = config.geometry(dtype_name(model.dtype), settings.prefix_granularity)
+    blocks = DeviceArena.blocks_in(geometry, settings.l1_bytes)
+    if blocks < 2:
+        raise SettingsError(
+            f"--l1-size {format_bytes(settings.l1_bytes)} holds less than two blocks of "
+            f"{format_bytes(geometry.bytes_per_block)}: make it larger, or --prefix-granularity smaller"
+        )
+    inputs = NamespaceInputs(
+        architecture=config.architecture,
+        weights_digest=digest,
+        weight_version=settings.weight_version,
+        dtype=geometry.dtype,
+        attention_backend=kernels.name,
+        rope=RopeInputs(theta=config.rope_theta),
+        geometry=geometry,
+        isolation=settings.isolation,
+    )
+    namespace = namespace_hash(inputs)
+    arena = DeviceArena(geometry, blocks)
+    store = settings.store if settings.uses_store else None
+    if store is not None and settings.pod.ip:
+        store = dataclasses.replace(store, hostname=settings.pod.ip)
+    cache = KVCache(arena, namespace, _l2_bytes(settings), store, settings.prefix_caching)
+    l1_tokens = cache.usable_blocks * geometry.prefix_granularity
+    return Loaded(
+        config=config,
+        runner=ModelRunner(model, arena),
+        cache=cache,
+        tokenizer=tokenizer,
+        inputs=inputs,
+        namespace=namespace,
+        # A sequence longer than L1 could never run, so it is not promised either.
+        max_model_len=min(settings.max_model_len or config.context_length, l1_tokens),
+        weights_bytes=model.weight_bytes,
+        l1_tokens=l1_tokens,
+        l2_tokens=cache.stats().l2_slots * geometry.prefix_granularity,
+    )
+
+
+def _l2_bytes(settings: Settings) -> int:
+    return settings.l2_bytes if settings.prefix_caching else 0
