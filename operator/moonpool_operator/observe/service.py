@@ -57,7 +57,11 @@ async def observe_service(
         live_status=live.get("status") or {},
         revisions=tuple(
             sorted(
-                (parse_replica_set(item) for (kind, _), item in children.items() if kind == "ReplicaSet" and _ours(item)),
+                (
+                    parse_replica_set(item)
+                    for (kind, _), item in children.items()
+                    if kind == "ReplicaSet" and _ours(item)
+                ),
                 key=lambda revision: (str(revision.created), revision.name),
             )
         ),
@@ -70,10 +74,14 @@ async def observe_service(
     )
 
 
-def _ours(replica_set: Object) -> bool:
+def _is_revision(child: Object) -> bool:
     """A gateway's Deployment makes ReplicaSets that carry the service's label too."""
-    labels = replica_set["metadata"].get("labels") or {}
-    return labels.get(names.LABEL_ROLE) == names.ROLE_WORKER and bool(labels.get(names.LABEL_REVISION))
+    labels = child["metadata"].get("labels") or {}
+    return (
+        child["kind"] == "ReplicaSet"
+        and labels.get(names.LABEL_ROLE) == names.ROLE_WORKER
+        and bool(labels.get(names.LABEL_REVISION))
+    )
 
 
 def parse_service(live: Object) -> tuple[InferenceServiceSpec, InferenceServiceStatus]:

@@ -126,6 +126,8 @@ def _arguments(namespace: str, name: str, spec: InferenceServiceSpec) -> list[st
         "--worker-startup-check-interval", "1",
         "--shutdown-grace-period-secs", "75",
         "--disable-tokenizer-autoload",
+        # One line per request would be most of what this pod does; the metrics count them.
+        "--log-level", "warn",
     ]  # fmt: skip
 
 
