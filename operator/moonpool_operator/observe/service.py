@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from moonpool_api import names
 from moonpool_api.inference_service import InferenceServiceSpec, InferenceServiceStatus
@@ -12,11 +13,10 @@ from moonpool_api.kv_store import KVStoreStatus
 from moonpool_operator.clients.gateway import GatewayClient
 from moonpool_operator.clients.kube import KubeClient, Object
 from moonpool_operator.clients.worker import WorkerClient, WorkerReport
-from moonpool_operator.observe.model import GatewayView, Pod, ServiceObservation, StoreView
+from moonpool_operator.observe.model import GatewayView, Pod, Revision, ServiceObservation, StoreView
 from moonpool_operator.observe.pods import parse_pod, parse_replica_set
 
 _CHILD_KINDS = ("ServiceAccount", "Role", "RoleBinding", "Service", "Deployment", "ReplicaSet")
-Result = TypeVar("Result")
 
 
 class InvalidSpec(Exception):
@@ -55,16 +55,7 @@ async def observe_service(
         status=status,
         resource_version=live["metadata"]["resourceVersion"],
         live_status=live.get("status") or {},
-        revisions=tuple(
-            sorted(
-                (
-                    parse_replica_set(item)
-                    for (kind, _), item in children.items()
-                    if kind == "ReplicaSet" and _ours(item)
-                ),
-                key=lambda revision: (str(revision.created), revision.name),
-            )
-        ),
+        revisions=_revisions(children.values()),
         workers=worker_pods,
         gateways=gateway_pods,
         reports=reports,
@@ -74,14 +65,14 @@ async def observe_service(
     )
 
 
-def _is_revision(child: Object) -> bool:
-    """A gateway's Deployment makes ReplicaSets that carry the service's label too."""
-    labels = child["metadata"].get("labels") or {}
-    return (
-        child["kind"] == "ReplicaSet"
-        and labels.get(names.LABEL_ROLE) == names.ROLE_WORKER
-        and bool(labels.get(names.LABEL_REVISION))
-    )
+def _revisions(children: Iterable[Object]) -> tuple[Revision, ...]:
+    """Oldest first. A gateway's Deployment makes ReplicaSets that carry the service's label too; those are not ours."""
+    found = [
+        parse_replica_set(child)
+        for child in children
+        if child["kind"] == "ReplicaSet" and child["metadata"]["labels"].get(names.LABEL_ROLE) == names.ROLE_WORKER
+    ]
+    return tuple(sorted(found, key=lambda revision: (str(revision.created), revision.name)))
 
 
 def parse_service(live: Object) -> tuple[InferenceServiceSpec, InferenceServiceStatus]:
