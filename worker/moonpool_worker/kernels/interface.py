@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 
-class AttentionPlan(Protocol):
-    """What a backend prepares once per step from the chunks' block tables, for all layers."""
+#: What a backend prepares once per step from the chunks' block tables, for all layers. Each has its own.
+AttentionPlan = Any
 
 
 class Kernels(Protocol):

@@ -89,9 +89,8 @@ class LlamaModel:
         done = 0
         for name, target in where.items():
             if checkpoint.shape(name) != tuple(target.shape):
-                raise ModelLoadError(
-                    f"tensor {name} has shape {checkpoint.shape(name)} where the configuration says {tuple(target.shape)}"
-                )
+                found, said = checkpoint.shape(name), tuple(target.shape)
+                raise ModelLoadError(f"tensor {name} has shape {found} where the configuration says {said}")
             for first, rows in checkpoint.rows(name):
                 target[first : first + rows.shape[0]].copy_(rows)
             done += checkpoint.size(name)

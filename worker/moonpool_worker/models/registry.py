@@ -18,7 +18,7 @@ def build(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> LlamaMod
 
 
 def load_model(checkpoint: Checkpoint, dtype: str, kernels: Kernels, progress: Progress | None = None) -> LlamaModel:
-    """The checkpoint's model with its weights in memory. ``dtype``: auto, float32 or bfloat16. Raises ModelLoadError."""
+    """The checkpoint's model, loaded. ``dtype``: auto, float32 or bfloat16. Raises ModelLoadError."""
     model = build(checkpoint.config, resolve_dtype(dtype), kernels)
     model.load(checkpoint, progress)
     return model

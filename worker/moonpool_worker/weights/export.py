@@ -44,7 +44,7 @@ def perturb_gguf(source: Path, target: Path) -> None:
     reader = gguf.GGUFReader(str(target), "r+")
     tensor = next(tensor for tensor in reader.tensors if tensor.name == "output_norm.weight")
     tensor.data[0] *= 1.01
-    tensor.data.flush()
+    reader.data.flush()
 
 
 def _whole(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -101,7 +101,7 @@ class GGUFCheckpoint:
 def _name(name: str) -> str:
     if name in _TOP:
         return _TOP[name]
-    prefix, number, rest = (name.split(".", 2) + ["", ""])[:3]
+    prefix, number, rest = [*name.split(".", 2), "", ""][:3]
     if prefix == "blk" and rest in _LAYER:
         return f"model.layers.{number}.{_LAYER[rest]}"
     return name

@@ -38,7 +38,7 @@ class SafetensorsCheckpoint:
             except (SafetensorError, OSError) as fault:
                 raise ModelLoadError(f"{path / name} is not a complete safetensors file: {fault}") from fault
             self._shards[name] = shard
-            self._where |= {tensor: name for tensor in shard.keys()}  # noqa: SIM118 (not a dict)
+            self._where |= dict.fromkeys(shard.keys(), name)
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_folder(self._path)
