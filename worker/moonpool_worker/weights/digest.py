@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import BinaryIO
 
 from moonpool_worker.weights.errors import ModelLoadError
 
@@ -24,7 +23,7 @@ class PinnedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file: BinaryIO = path.open("rb")
+            self._file = path.open("rb")
         except OSError as fault:
             raise ModelLoadError(f"{path} cannot be read: {fault.strerror}") from fault
         self._state = self._stat()
