@@ -31,12 +31,12 @@ class NotReached(AssertionError):
 class Kubectl:
     """kubectl bound to a cluster and a namespace."""
 
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, namespace: str = "") -> None:
         self.cluster, self.namespace = cluster, namespace
 
     def command(self, *args: str) -> list[str]:
         base = [str(self.cluster.kubectl), "--kubeconfig", str(self.cluster.kubeconfig)]
-        return [*base, "--namespace", self.namespace, *args]
+        return [*base, *(["--namespace", self.namespace] if self.namespace else []), *args]
 
     def run(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
         done = subprocess.run(self.command(*args), input=stdin, capture_output=True, text=True, timeout=timeout)
@@ -204,8 +204,10 @@ def replace_file(source: Path, target: Path) -> None:
 
 def install_operator(cluster: Cluster) -> None:
     """CRDs and operator, as ``kubectl apply -f`` would; waits until the operator is available."""
-    kubectl = Kubectl(cluster, "default")
+    kubectl = Kubectl(cluster)
     kubectl.run("apply", "--server-side", "-f", str(ROOT / "crds"))
     kubectl.run("apply", "--server-side", "-f", str(ROOT / "operator" / "deploy" / "operator.yaml"))
     operator = Kubectl(cluster, OPERATOR_NAMESPACE)
+    # The tag stays the same when the code changes.
+    operator.run("rollout", "restart", "deployment/moonpool-operator")
     operator.run("rollout", "status", "deployment/moonpool-operator", "--timeout=180s", timeout=200)

@@ -185,7 +185,8 @@ async def tell_story(story: Story) -> int:
 
 
 def main() -> int:
-    console = Console(highlight=False)
+    # Into a file or a pipe: long lines stay whole.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     story = Story(console)
     try:
         return asyncio.run(tell_story(story))
