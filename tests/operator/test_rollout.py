@@ -10,7 +10,7 @@ from moonpool_operator.plan.rollout import Limits, RevisionCount, complete, next
 
 def revision(name: str, replicas: int, available: int | None = None, ready: int | None = None) -> RevisionCount:
     available = replicas if available is None else available
-    return RevisionCount(name, replicas, available if ready is None else ready, available)
+    return RevisionCount(name, replicas, available if ready is None else ready, available, replicas)
 
 
 TABLE = [
@@ -49,6 +49,22 @@ TABLE = [
     ("gateways silent: nothing goes", revision("b", 1, 0, 1), [revision("a", 2, 0, 2)], 0, (2, 1, 0), {"b": 1, "a": 2}),
     ("replicas lowered in mid-roll", revision("b", 1, 1), [revision("a", 4)], 0, (2, 1, 0), {"b": 1, "a": 1}),
     ("replicas raised in mid-roll", revision("b", 1, 1), [revision("a", 2)], 0, (5, 1, 0), {"b": 4, "a": 2}),
+    (
+        "the ReplicaSet controller is behind: its surplus pod still holds room",
+        revision("b", 1, 1),
+        [RevisionCount("a", 1, 2, 2, 2)],
+        0,
+        (2, 1, 0),
+        {"b": 1, "a": 1},
+    ),
+    (
+        "and what it is about to remove is counted on no more",
+        revision("b", 2, 2),
+        [RevisionCount("a", 1, 2, 1, 2)],
+        0,
+        (3, 0, 1),
+        {"b": 2, "a": 1},
+    ),
     ("everything at once", revision("b", 0), [revision("a", 2)], 0, (2, 2, 2), {"b": 2, "a": 0}),
 ]
 

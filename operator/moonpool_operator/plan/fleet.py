@@ -32,7 +32,7 @@ class Fleet:
         own = self.of(revision)
         ready = [pod for pod in own if serves(pod)]
         available = [pod for pod in ready if pod.name in self.listed]
-        return RevisionCount(revision, replicas, len(ready), len(available))
+        return RevisionCount(revision, replicas, len(ready), len(available), len(own))
 
 
 def serves(pod: Pod) -> bool:

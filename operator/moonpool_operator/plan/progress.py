@@ -40,7 +40,7 @@ def step_of(now: Situation) -> tuple[str, str]:
         return _after(now)
     if now.paused:
         return PAUSED, "spec.paused holds the rollout"
-    served = f"{now.new.available} of {now.desired} workers of the new revision serve"
+    served = f"{now.new.available} of {now.desired} new workers serve"
     leaving = [pod for pod in now.fleet.leaving if pod.revision != now.new.name]
     if leaving:
         return DRAINING, f"{served}; draining: {', '.join(pod.name for pod in leaving)}"
@@ -74,7 +74,7 @@ def _after(now: Situation) -> tuple[str, str]:
     waiting = [claim for claim in now.claims if pending(claim, now.service, now.stores)]
     if waiting:
         return FLUSHING, "; ".join(flush_words(claim, now.stores) for claim in waiting)
-    return COMPLETE, f"{now.desired} workers of revision {now.new.name} serve"
+    return COMPLETE, f"revision {now.new.name} serves, workers: {now.desired}"
 
 
 def flush_words(claim: KVNamespaceStatus, stores: Mapping[str, StoreView]) -> str:

@@ -16,13 +16,25 @@ from dataclasses import dataclass
 class RevisionCount:
     """Pods of one revision.
 
-    ``replicas`` is asked for, ``ready`` pass their readiness, ``available`` of those are routed to by every gateway.
+    ``replicas`` is asked for, ``pods`` exist and are not terminating (the ReplicaSet's controller may be behind),
+    ``ready`` of them pass their readiness, ``available`` of those are routed to by every gateway.
     """
 
     name: str
     replicas: int
     ready: int
     available: int
+    pods: int = 0
+
+    @property
+    def held(self) -> int:
+        """Pods that exist or are about to."""
+        return max(self.replicas, self.pods)
+
+    @property
+    def sure(self) -> int:
+        """Available pods that a removal already asked for can't touch: it may hit them before the unlisted ones."""
+        return max(0, self.available - max(0, self.ready - self.replicas))
 
 
 @dataclass(frozen=True)
@@ -45,32 +57,25 @@ class Limits:
 def next_counts(new: RevisionCount, old: Sequence[RevisionCount], terminating: int, limits: Limits) -> dict[str, int]:
     """Replicas by revision name. ``old`` is oldest first; ``terminating`` pods of any revision still hold resources."""
     counts = {each.name: each.replicas for each in old}
-    counts[new.name] = new.replicas
-    if not any(each.replicas for each in old) and terminating == 0:
+    if not any(each.held for each in old) and terminating == 0:
         return counts | {new.name: limits.desired}
-    counts[new.name] = _grow(new, old, terminating, limits)
-    for name, replicas in _shrink(new, old, limits).items():
-        counts[name] = replicas
-    return counts
+    return counts | _shrink(new, old, limits) | {new.name: _grow(new, old, terminating, limits)}
 
 
 def _grow(new: RevisionCount, old: Sequence[RevisionCount], terminating: int, limits: Limits) -> int:
     if new.replicas >= limits.desired:
         return limits.desired
-    room = limits.ceiling - terminating - new.replicas - sum(each.replicas for each in old)
+    room = limits.ceiling - terminating - new.held - sum(each.held for each in old)
     return min(limits.desired, new.replicas + max(0, room))
 
 
 def _shrink(new: RevisionCount, old: Sequence[RevisionCount], limits: Limits) -> dict[str, int]:
     """Old revisions give up first what serves nobody, then as much as the floor allows, oldest revision first."""
-    kept = {each.name: each.replicas for each in old}
     # Unready old pods cost nothing to remove, and a ReplicaSet removes unready pods before ready ones. Ready pods
     # that no gateway lists yet stay: the ReplicaSet might pick a listed one in their place.
+    kept = {each.name: min(each.replicas, each.ready) for each in old}
+    spare = new.sure + sum(each.sure for each in old) - limits.floor
     for each in old:
-        kept[each.name] -= max(0, each.replicas - each.ready)
-    spare = new.available + sum(min(each.available, kept[each.name]) for each in old) - limits.floor
-    for each in old:
-        # A ready pod that is not listed may be hit too, so only as many may go as are surely spare.
         gone = min(kept[each.name], max(0, spare))
         kept[each.name] -= gone
         spare -= gone

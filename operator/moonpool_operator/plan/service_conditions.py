@@ -80,7 +80,7 @@ def cache_ready(
             words = f"{pod.name}: L3 is {report.l3_state}{f' ({report.l3_error})' if report.l3_error else ''}"
             reason = "L3Failing" if report.l3_state == "failing" else "L3Opening"
             return c.condition(c.CACHE_READY, False, reason, words)
-    return c.condition(c.CACHE_READY, True, "L3Open", f"{len(workers)} workers share KVStore {store}")
+    return c.condition(c.CACHE_READY, True, "L3Open", f"KVStore {store} is open on every worker ({len(workers)})")
 
 
 def gateway_ready(seen: ServiceObservation) -> Condition:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moonpool_api.conditions import find
-from moonpool_api.inference_service import InferenceServiceStatus, KVNamespaceStatus
+from moonpool_api.conditions import Condition, find
+from moonpool_api.inference_service import FlushProof, InferenceServiceStatus, KVNamespaceStatus
 from moonpool_api.kv_store import KVStoreStatus
 from moonpool_api.quantity import format_bytes
 
@@ -78,7 +78,7 @@ def _rollout(before: InferenceServiceStatus, after: InferenceServiceStatus) -> l
     if new.step in ("Draining", "Baking", "Flushing"):
         start.append(Story(new.step, new.message))
     if new.step == "Complete" and old is not None:
-        start.append(Story("RolloutComplete", f"revision {new.to_revision} serves; {new.message}".rstrip("; ")))
+        start.append(Story("RolloutComplete", new.message))
     return start
 
 
@@ -109,18 +109,32 @@ def _claims(before: Sequence[KVNamespaceStatus], after: Sequence[KVNamespaceStat
     return told
 
 
-def _readiness(before: Sequence, after: Sequence) -> list[Story]:
+#: A rollout that is under way is told by its own events; only these make an object worth a warning.
+_WORTH_A_WARNING = (
+    c.WORKERS_READY,
+    c.NAMESPACE_VERIFIED,
+    c.CACHE_READY,
+    c.GATEWAY_READY,
+    c.MASTER_READY,
+    c.SEGMENTS_MOUNTED,
+)
+
+
+def _readiness(before: Sequence[Condition], after: Sequence[Condition]) -> list[Story]:
     old, new = find(before, c.READY), find(after, c.READY)
-    if new is None or (old is not None and old.status == new.status):
+    if new is None:
         return []
-    if new.status == "True":
-        return [Story("Ready", "everything is ready")]
-    if old is not None and old.status == "True":
-        return [Story("NotReady", f"{new.reason}: {new.message}", False)]
-    return []
+    if new.status == "True" and (old is None or old.status != "True"):
+        return [Story("Ready", "every condition is true")]
+    told = []
+    for kind in _WORTH_A_WARNING:
+        was, now = find(before, kind), find(after, kind)
+        if was is not None and now is not None and was.status == "True" and now.status == "False":
+            told.append(Story("NotReady", f"{kind}: {now.message}", False))
+    return told
 
 
-def _proof_words(proof) -> str:
+def _proof_words(proof: FlushProof | None) -> str:
     if proof is None:
         return "deleted by the store"
     return (
