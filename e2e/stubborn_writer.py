@@ -8,7 +8,6 @@ import os
 import sys
 import time
 
-import numpy as np
 from mooncake.store import MooncakeDistributedStore
 
 
@@ -18,13 +17,12 @@ def main(master: str, tenant: str) -> None:
     code = client.setup(os.environ["POD_IP"], "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master, tenant_id=tenant)
     if code != 0:
         sys.exit(f"setup answered {code}")
-    block = np.zeros(65536, dtype=np.uint8)
-    client.register_buffer(block.ctypes.data, block.nbytes)
+    block = bytes(65536)
     begin = time.monotonic()
     number = 0
     while True:
         number += 1
-        code = client.put_from(f"stubborn-{number}", block.ctypes.data, block.nbytes)
+        code = client.put(f"stubborn-{number}", block)
         print(f"{time.monotonic() - begin:.1f} {code}", flush=True)
         time.sleep(0.5)
 
