@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -101,7 +102,11 @@ def serve(
         log_request_stats=log_request_stats,
         pod=Pod.from_environment(),
     )
-    raise typer.Exit(serve_until_stopped(settings))
+    code = serve_until_stopped(settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is closed; taking torch apart object by object would only hold up the pod's end.
+    os._exit(code)
 
 
 @app.command()

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -30,6 +37,8 @@ class Metrics:
     """``requests`` counts API calls by outcome: success, client_gone, cut, error, refused."""
 
     def __init__(self, worker: Worker) -> None:
+        # A *_created series for each counter doubles what is scraped and says nothing that boot does not.
+        disable_created_metrics()
         self.registry = CollectorRegistry()
         registry = self.registry
         self.requests = Counter("moonpool:requests", "API calls by outcome.", ["outcome"], registry=registry)
