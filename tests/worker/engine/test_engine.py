@@ -88,7 +88,7 @@ async def test_abort_gives_the_blocks_back(engine: Engine) -> None:
     engine.submit([request(stream, max_tokens=100)])
     await stream.get()
     engine.abort("r", "enough")
-    text, reason, error = await collect(stream)
+    _, reason, error = await collect(stream)
     assert (reason, error) == (FinishReason.ABORT, "enough")
     blocks = await asyncio.wrap_future(engine.call(lambda: engine.cache.available_blocks))
     assert blocks == engine.cache.usable_blocks

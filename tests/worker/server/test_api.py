@@ -73,7 +73,7 @@ def test_stream_equals_whole(client: httpx.Client) -> None:
         mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
         assert "".join(c["text"] for c in mine) == choice["text"]
         for key in ("tokens", "text_offset"):
-            assert sum((c["logprobs"][key] for c in mine), []) == choice["logprobs"][key]
+            assert [each for c in mine for each in c["logprobs"][key]] == choice["logprobs"][key]
         assert mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
 
 
