@@ -96,10 +96,11 @@ def test_drain_cuts_late_streams_visibly(start_worker: StartWorker) -> None:
 def test_second_signal_ends_at_once(start_worker: StartWorker) -> None:
     worker = start_worker()
     worker.wait_for("/ready")
-    reader_lines: list[str] = []
     body = {"prompt": "a", "max_tokens": 7000, "ignore_eos": True, "stream": True}
     with worker.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
-        reader_lines.append(next(answer.iter_lines()))
+        # Kept: an iterator that is thrown away closes its connection.
+        lines = answer.iter_lines()
+        next(lines)
         worker.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert worker.process.poll() is None
