@@ -33,6 +33,7 @@ class Grants:
         self._file: Grant | None = None
         self._granted: tuple[str, str] = ("", "")
         self._lock = asyncio.Lock()
+        self._closed = False
         self.verified = ""
 
     async def watch(self) -> None:
@@ -64,6 +65,7 @@ class Grants:
     async def close(self) -> None:
         """Close L3 for good: the pod is about to leave."""
         self._folder = None
+        self._closed = True
         await self._apply("", "")
 
     async def _follow(self, grant: Grant) -> None:
@@ -88,7 +90,8 @@ class Grants:
         if engine is None or loaded is None:
             return
         async with self._lock:
-            if (tenant, master) == self._granted:
+            # A late nudge, or a load that ends after the drain, must not open what was closed for good.
+            if (self._closed and tenant) or (tenant, master) == self._granted:
                 return
             cache = engine.cache
             try:
