@@ -1,4 +1,8 @@
-"""The whole operator, as a process, against a real API server, its controllers and a real Mooncake."""
+"""The whole operator, as a process, against a real API server, its controllers and a real Mooncake.
+
+Each scenario has a namespace, a node and an operator of its own. They mostly wait, so four run at a time; the test of
+a scenario waits for its end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +99,7 @@ class World:
                 return condition["status"], condition["reason"], condition["message"]
         return "", "", ""
 
-    async def until(self, what: str, test: Callable, seconds: float = 30.0):
+    async def until(self, what: str, test: Callable, seconds: float = 60.0):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with contextlib.suppress(ApiError, KeyError, IndexError):
@@ -149,38 +153,65 @@ def chat(**edits: object) -> Object:
     }
 
 
-@pytest_asyncio.fixture
-async def world(api: ApiServer, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+Scenario = Callable[[World], Coroutine[None, None, None]]
+SCENARIOS: dict[str, Scenario] = {}
+AT_ONCE = 4
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+async def play(api: ApiServer, number: int, function: Scenario, folder: Path, slots: asyncio.Semaphore) -> None:
     configuration = Configuration()
     await kubernetes_config.load_kube_config(config_file=str(api.kubeconfig), client_configuration=configuration)
-    kube = KubeClient(configuration)
-    namespace = "t" + str(abs(hash(request.node.name)))[:8]
-    await kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    node = FakeNode(kube, namespace, tmp_path)
-    running = asyncio.create_task(node.run())
-    operator = Operator(api, namespace, tmp_path / "operator.log")
-    operator.start()
-    try:
-        yield World(kube, namespace, node, operator)
-    finally:
-        operator.kill()
-        await node.stop()
-        running.cancel()
-        await kube.close()
+    async with slots:
+        kube, namespace = KubeClient(configuration), f"scenario-{number}"
+        await kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        node = FakeNode(kube, namespace, folder)
+        running = asyncio.create_task(node.run())
+        operator = Operator(api, namespace, folder / "operator.log")
+        operator.start()
+        try:
+            await function(World(kube, namespace, node, operator))
+        finally:
+            operator.kill()
+            await node.stop()
+            running.cancel()
+            await kube.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def playing(
+    api: ApiServer, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, asyncio.Task[None]]]:
+    """The scenarios that were selected, all under way."""
+    slots = asyncio.Semaphore(AT_ONCE)
+    selected = [item.callspec.params["name"] for item in request.session.items if item.path == Path(__file__)]
+    tasks = {
+        name: asyncio.create_task(play(api, number, SCENARIOS[name], tmp_path_factory.mktemp(f"s{number}"), slots))
+        for number, name in enumerate(selected)
+    }
+    yield tasks
+    for task in tasks.values():
+        task.cancel()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
 async def deploy(world: World, **edits: object) -> None:
     for manifest in (kv_store(), chat(**edits)):
         manifest["metadata"]["namespace"] = world.namespace
         await world.kube.create(manifest)
-    await world.until("deployed", world.settled, 40)
+    await world.until("deployed", world.settled, 90)
 
 
 async def claims(world: World) -> list[dict]:
     return (await world.service())["status"]["kvNamespaces"]
 
 
-async def test_an_edit_of_the_weights_rolls_and_proves_its_flush(world: World) -> None:
+@scenario
+async def an_edit_of_the_weights_rolls_and_proves_its_flush(world: World) -> None:
     await deploy(world)
     first = (await claims(world))[0]
     assert first["state"] == "Active" and first["tenant"].endswith("-0")
@@ -188,7 +219,7 @@ async def test_an_edit_of_the_weights_rolls_and_proves_its_flush(world: World) -
     world.node.most_workers, world.node.fewest_available = 0, 99
     world.node.digest = "sha256:" + "b" * 64
     await world.edit(weightVersion="v2")
-    await world.until("rolled and flushed", world.settled, 60)
+    await world.until("rolled and flushed", world.settled, 120)
 
     old, new = await claims(world)
     assert old["state"] == "Flushed" and new["state"] == "Active"
@@ -206,7 +237,8 @@ async def test_an_edit_of_the_weights_rolls_and_proves_its_flush(world: World) -
     assert world.operator.rss_mib() < 200
 
 
-async def test_an_idle_operator_writes_nothing(world: World) -> None:
+@scenario
+async def an_idle_operator_writes_nothing(world: World) -> None:
     await deploy(world)
     await asyncio.sleep(2)
 
@@ -223,7 +255,8 @@ async def test_an_idle_operator_writes_nothing(world: World) -> None:
     assert await versions() == before
 
 
-async def test_an_edit_back_during_the_bake_finds_the_old_tenant_warm(world: World) -> None:
+@scenario
+async def an_edit_back_during_the_bake_finds_the_old_tenant_warm(world: World) -> None:
     await deploy(world, rollout={"bake": "30s", "drainTimeout": "2s"})
     first = (await claims(world))[0]
     old_digest, world.node.digest = world.node.digest, "sha256:" + "b" * 64
@@ -232,16 +265,17 @@ async def test_an_edit_back_during_the_bake_finds_the_old_tenant_warm(world: Wor
     async def baking() -> bool:
         return (await world.service())["status"]["rollout"]["step"] == "Baking"
 
-    await world.until("baking", baking, 40)
+    await world.until("baking", baking, 90)
     world.node.digest = old_digest
     await world.edit(weightVersion="v1", rollout={"bake": "1s"})
-    await world.until("rolled back", world.settled, 40)
+    await world.until("rolled back", world.settled, 90)
     states = {claim["tenant"]: claim["state"] for claim in await claims(world)}
     assert states[first["tenant"]] == "Active"
     assert sorted(states.values()) == ["Active", "Flushed"]
 
 
-async def test_other_weights_under_a_pinned_version_are_refused_even_when_all_restart(world: World) -> None:
+@scenario
+async def other_weights_under_a_pinned_version_are_refused_even_when_all_restart(world: World) -> None:
     await deploy(world)
     world.node.digest = "sha256:" + "f" * 64
     for pod in world.node.workers():
@@ -259,7 +293,8 @@ async def test_other_weights_under_a_pinned_version_are_refused_even_when_all_re
     await world.until("the old weights are taken again", world.settled)
 
 
-async def test_a_container_restarted_with_the_same_weights_needs_no_operator(world: World) -> None:
+@scenario
+async def a_container_restarted_with_the_same_weights_needs_no_operator(world: World) -> None:
     await deploy(world)
     world.operator.kill()
     pod = world.node.workers()[0]
@@ -269,10 +304,11 @@ async def test_a_container_restarted_with_the_same_weights_needs_no_operator(wor
     async def ready() -> bool:
         return pod.ready
 
-    await world.until("ready again", ready, 10)
+    await world.until("ready again", ready, 20)
 
 
-async def test_with_the_store_down_the_roll_completes_and_the_flush_waits(world: World) -> None:
+@scenario
+async def with_the_store_down_the_roll_completes_and_the_flush_waits(world: World) -> None:
     await deploy(world)
     master = next(pod for pod in world.node.pods.values() if pod.role == names.ROLE_MASTER)
     for process in master.processes:
@@ -285,14 +321,15 @@ async def test_with_the_store_down_the_roll_completes_and_the_flush_waits(world:
         flushed = await world.condition("L3Flushed")
         return await world.is_true("RolloutComplete", "WorkersReady") and flushed[:2] == ("False", "Flushing")
 
-    await world.until("rolled", rolled, 40)
+    await world.until("rolled", rolled, 90)
     assert (await world.condition("CacheReady"))[0] == "False"
     # It comes back with its tenants (the file lives as long as the pod) and without its objects.
     await world.node.start_master(master)
-    await world.until("flushed", world.settled, 40)
+    await world.until("flushed", world.settled, 90)
 
 
-async def test_an_operator_killed_again_and_again_still_finishes(world: World) -> None:
+@scenario
+async def an_operator_killed_again_and_again_still_finishes(world: World) -> None:
     await deploy(world)
     assert await world.write_objects((await claims(world))[0]["tenant"]) == "0"
     world.node.digest = "sha256:" + "b" * 64
@@ -302,27 +339,29 @@ async def test_an_operator_killed_again_and_again_still_finishes(world: World) -
         await asyncio.sleep(pause)
         world.operator.kill()
         world.operator.start()
-    await world.until("rolled and flushed", world.settled, 60)
+    await world.until("rolled and flushed", world.settled, 120)
     old = (await claims(world))[0]
     assert old["state"] == "Flushed" and old["proof"]["deleteStatus"] in (200, 404)
     assert world.node.fewest_available >= 2 and world.node.most_workers <= 3
 
 
-async def test_edits_in_mid_roll_end_at_the_last_one(world: World) -> None:
+@scenario
+async def edits_in_mid_roll_end_at_the_last_one(world: World) -> None:
     await deploy(world)
     world.node.most_workers, world.node.fewest_available = 0, 99
     for version, letter in (("v2", "b"), ("v1", "a"), ("v3", "c")):
         world.node.digest = "sha256:" + letter * 64
         await world.edit(weightVersion=version)
         await asyncio.sleep(1.5)
-    await world.until("ended at v3", world.settled, 60)
+    await world.until("ended at v3", world.settled, 120)
     assert (await world.service())["status"]["rollout"]["step"] == "Complete"
     states = [(claim["weightVersion"], claim["state"]) for claim in await claims(world)]
     assert ("v3", "Active") in states and all(s == "Flushed" for v, s in states if v != "v3")
     assert world.node.fewest_available >= 2 and world.node.most_workers <= 3
 
 
-async def test_a_broken_start_is_told_in_the_workers_own_words(world: World) -> None:
+@scenario
+async def a_broken_start_is_told_in_the_workers_own_words(world: World) -> None:
     world.node.start_error = "model path /model/w.gguf: no such file"
     for manifest in (kv_store(), chat()):
         manifest["metadata"]["namespace"] = world.namespace
@@ -334,7 +373,8 @@ async def test_a_broken_start_is_told_in_the_workers_own_words(world: World) -> 
     await world.until("told", told)
 
 
-async def test_deleting_a_store_in_use_waits_but_not_in_a_namespace_that_goes(world: World) -> None:
+@scenario
+async def deleting_a_store_in_use_waits_but_not_in_a_namespace_that_goes(world: World) -> None:
     await deploy(world)
     await world.kube.delete(names.KV_STORE, world.namespace, "kv")
     await asyncio.sleep(2)
@@ -346,4 +386,10 @@ async def test_deleting_a_store_in_use_waits_but_not_in_a_namespace_that_goes(wo
     async def gone() -> bool:
         return not await world.store()
 
-    await world.until("gone", gone, 30)
+    await world.until("gone", gone, 60)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_scenario(playing: dict[str, asyncio.Task[None]], name: str) -> None:
+    await playing[name]

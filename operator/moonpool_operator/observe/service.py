@@ -26,9 +26,9 @@ class InvalidSpec(Exception):
 async def observe_service(
     kube: KubeClient, workers: WorkerClient, gateways: GatewayClient, namespace: str, name: str
 ) -> ServiceObservation | None:
-    """None when there is no such service, or when it is being deleted (its children go with it)."""
+    """None when there is no such service, or when it or its namespace is being deleted (its children go with it)."""
     live = await kube.get(names.INFERENCE_SERVICE, namespace, name)
-    if live is None or live["metadata"].get("deletionTimestamp"):
+    if live is None or live["metadata"].get("deletionTimestamp") or await terminating(kube, namespace):
         return None
     spec, status = parse_service(live)
     labels = {names.LABEL_SERVICE: name}
@@ -63,6 +63,12 @@ async def observe_service(
         stores=stores,
         children=children,
     )
+
+
+async def terminating(kube: KubeClient, namespace: str) -> bool:
+    """Is the whole namespace going away? Then nothing can be created in it any more."""
+    live = await kube.get("Namespace", None, namespace)
+    return live is None or bool(live["metadata"].get("deletionTimestamp"))
 
 
 def _revisions(children: Iterable[Object]) -> tuple[Revision, ...]:

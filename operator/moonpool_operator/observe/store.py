@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from moonpool_api import names
@@ -14,7 +15,7 @@ from moonpool_operator.clients.kube import KubeClient, Object
 from moonpool_operator.clients.mooncake import MasterUnavailable, MooncakeAdmin
 from moonpool_operator.observe.model import Claim, Grant, Pod, StoreObservation
 from moonpool_operator.observe.pods import parse_pod
-from moonpool_operator.observe.service import InvalidSpec, parse_service
+from moonpool_operator.observe.service import InvalidSpec, parse_service, terminating
 
 _CHILD_KINDS = ("Service", "Deployment", "StatefulSet")
 
@@ -52,7 +53,7 @@ async def observe_store(
         live_status=live.get("status") or {},
         deleting=bool(metadata.get("deletionTimestamp")),
         finalized=names.FINALIZER in metadata.get("finalizers", []),
-        namespace_terminating=await _terminating(kube, namespace),
+        namespace_terminating=await terminating(kube, namespace),
         master_pods=masters,
         store_pods=tuple(pod for pod in pods if pod.role == names.ROLE_STORE),
         services=services,
@@ -74,8 +75,6 @@ def running_master(pods: Iterable[Pod]) -> Pod | None:
 
 async def with_master(seen: StoreObservation, admin_of: Callable[[Pod], MooncakeAdmin]) -> StoreObservation:
     """``seen`` with the master's present figures, or with why there are none."""
-    from dataclasses import replace
-
     master = running_master(seen.master_pods)
     if master is None:
         return replace(seen, figures=None, tenants=None, master_error="no master pod is running")
@@ -129,8 +128,3 @@ def _demand_of(live: Object, store: str) -> tuple[bool, list[Claim]]:
         if claim.state in ("Active", "Draining")
     ]
     return bool(wanted) or bool(l3 and l3.kv_store_ref.name == store), wanted
-
-
-async def _terminating(kube: KubeClient, namespace: str) -> bool:
-    live = await kube.get("Namespace", None, namespace)
-    return live is None or bool(live["metadata"].get("deletionTimestamp"))

@@ -34,7 +34,7 @@ async def reconcile_store(context: Context, namespace: str, name: str) -> float 
     seen = await observe_store(context.kube, context.admin_of, namespace, name, deadline)
     if seen is None:
         return None
-    if seen.deleting:
+    if seen.deleting or seen.namespace_terminating:
         return await _let_go(context, seen)
     if not seen.finalized:
         await _set_finalizer(context, seen, [names.FINALIZER])
