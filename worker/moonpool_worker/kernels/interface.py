@@ -7,13 +7,24 @@ from typing import Any, Protocol
 
 import torch
 
-
 #: What a backend prepares once per step from the chunks' block tables, for all layers. Each has its own.
 AttentionPlan = Any
 
 
+class Linear(Protocol):
+    """A weight in whatever layout the backend multiplies best."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] → [T, out]."""
+        ...
+
+
 class Kernels(Protocol):
     name: str
+
+    def linear(self, weight: torch.Tensor) -> Linear:
+        """Take a weight [out, in]; the backend may keep a copy in another layout, so drop the original."""
+        ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """[T, hidden] → [T, hidden], computed in float32 as in the RMSNorm paper (Zhang and Sennrich, 2019)."""

@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from moonpool_worker.engine.batch import SequenceChunk
+from moonpool_worker.kernels.interface import Linear
+from moonpool_worker.kernels.packed_linear import PackedLinear, PlainLinear, can_pack
+from moonpool_worker.kernels.threads import usable_cpus
 
 
 @dataclass(slots=True)
@@ -40,7 +43,11 @@ class TorchKernels:
     name = "torch"
 
     def __init__(self) -> None:
+        torch.set_num_threads(usable_cpus())
         self._masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+
+    def linear(self, weight: torch.Tensor) -> Linear:
+        return PackedLinear(weight) if can_pack(weight) else PlainLinear(weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)

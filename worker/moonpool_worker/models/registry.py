@@ -5,20 +5,22 @@ from __future__ import annotations
 import torch
 
 from moonpool_worker.kernels.interface import Kernels
-from moonpool_worker.models.config import ModelConfig
 from moonpool_worker.models.dtype import resolve_dtype
-from moonpool_worker.models.llama import LlamaModel, Progress
+from moonpool_worker.models.llama import LlamaModel, tensor_shapes
 from moonpool_worker.weights.checkpoint import Checkpoint
+from moonpool_worker.weights.tensor_reader import Progress, TensorReader
 
-_FAMILIES = {"llama": LlamaModel}
-
-
-def build(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> LlamaModel:
-    return _FAMILIES[config.architecture](config, dtype, kernels)
+_FAMILIES = {"llama": (LlamaModel, tensor_shapes)}
 
 
+@torch.inference_mode()
 def load_model(checkpoint: Checkpoint, dtype: str, kernels: Kernels, progress: Progress | None = None) -> LlamaModel:
-    """The checkpoint's model, loaded. ``dtype``: auto, float32 or bfloat16. Raises ModelLoadError."""
-    model = build(checkpoint.config, resolve_dtype(dtype), kernels)
-    model.load(checkpoint, progress)
-    return model
+    """The checkpoint's model with its weights in memory.
+
+    ``dtype``: auto, float32 or bfloat16. ``progress(done, total)`` counts the checkpoint's bytes. Raises
+    ModelLoadError.
+    """
+    config = checkpoint.config
+    family, shapes = _FAMILIES[config.architecture]
+    with TensorReader(checkpoint, shapes(config), resolve_dtype(dtype), progress) as reader:
+        return family(config, reader, kernels)
