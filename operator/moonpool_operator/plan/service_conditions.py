@@ -96,6 +96,10 @@ def gateway_ready(seen: ServiceObservation) -> Condition:
     silent = [view.pod for view in seen.views if view.workers is None and any(p.name == view.pod for p in ready)]
     if silent:
         return c.condition(c.GATEWAY_READY, False, "NotAnswering", f"{', '.join(silent)}: GET /workers is not answered")
+    # A gateway that runs and knows no worker answers every request with 404: that is not ready in a user's eyes.
+    idle = [view.pod for view in seen.views if not view.workers and any(p.name == view.pod for p in ready)]
+    if idle and seen.spec.replicas > 0:
+        return c.condition(c.GATEWAY_READY, False, "NoWorkers", f"{', '.join(idle)} routes to no worker yet")
     return c.condition(c.GATEWAY_READY, True, "AllReady", words)
 
 
