@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from moonpool_worker.engine.batch import SequenceChunk
+
 #: What a backend prepares once per step from the chunks' block tables, for all layers. Each has its own.
 AttentionPlan = Any
 
@@ -38,7 +40,11 @@ class Kernels(Protocol):
         """[T, 2 * ffn] (gate, up) → silu(gate) * up, [T, ffn]."""
         ...
 
-    def plan(self, chunks: Sequence, block_size: int, device: torch.device) -> AttentionPlan: ...
+    def plan(
+        self, chunks: Sequence[SequenceChunk], block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> AttentionPlan:
+        """``block_size``: positions per block, ``dtype``: of keys, values and queries."""
+        ...
 
     def write_kv(self, plan: AttentionPlan, cache: torch.Tensor, rows: torch.Tensor) -> None:
         """Store this step's ``rows`` [T, K, D] into one layer of the arena, ``cache`` [blocks, P, K, D]."""

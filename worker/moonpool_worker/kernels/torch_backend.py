@@ -1,8 +1,9 @@
 """Kernels in plain torch: the CPU backend, and what other backends are tested against.
 
-Attention goes chunk by chunk through SDPA. The query heads of one KV head are folded into SDPA's row dimension, so
-that keys and values are never expanded. Where a chunk's blocks are neighbours in the arena, which the block pool
-prefers, its keys and values are a view and nothing is copied.
+Attention picks its way by shape alone, never by where blocks lie, so that equal steps give equal bits. Short decodes go
+together; everything else goes chunk by chunk, in which the query heads of one KV head are rows of one matrix, so that
+keys and values are never expanded. Where a chunk's blocks are neighbours in the arena, which the block pool prefers,
+its keys and values are a view and nothing is copied.
 """
 
 from __future__ import annotations
@@ -14,26 +15,41 @@ import torch
 import torch.nn.functional as F
 
 from moonpool_worker.engine.batch import SequenceChunk
+from moonpool_worker.kernels.blocked_attention import BLOCK, aligned, attend_block
 from moonpool_worker.kernels.interface import Linear
 from moonpool_worker.kernels.packed_linear import PackedLinear, PlainLinear, can_pack
 from moonpool_worker.kernels.threads import usable_cpus
 
+#: Decodes with no more positions than this are gathered and attended in one call: a copy is cheaper than a call.
+_SHORT = 384
+
 
 @dataclass(slots=True)
-class _ChunkPlan:
-    first_row: int
+class _Past:
+    """Rows ``row`` to ``row + rows`` of the step, whose last sees ``end`` positions."""
+
+    row: int
     rows: int
-    start: int
     end: int
     #: First slot when all blocks are neighbours, else -1 and ``blocks`` says which.
     first_slot: int
     blocks: torch.Tensor | None
-    mask: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class _Together:
+    """Decodes of short sequences: their step rows, arena slots [sequences * longest], and masks
+    [sequences, 1, 1, longest] of 0 and -inf."""
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    mask: torch.Tensor
 
 
 @dataclass(slots=True)
 class _Plan:
-    chunks: list[_ChunkPlan]
+    pasts: list[_Past]
+    together: _Together | None
     slots: torch.Tensor
     #: One chunk of neighbouring blocks: its rows are one slice of the arena.
     only_slot: int
@@ -44,7 +60,7 @@ class TorchKernels:
 
     def __init__(self) -> None:
         torch.set_num_threads(usable_cpus())
-        self._masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def linear(self, weight: torch.Tensor) -> Linear:
         return PackedLinear(weight) if can_pack(weight) else PlainLinear(weight)
@@ -64,34 +80,27 @@ class TorchKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
-    def plan(self, chunks: Sequence[SequenceChunk], block_size: int, device: torch.device) -> _Plan:
-        plans: list[_ChunkPlan] = []
+    def plan(self, chunks: Sequence[SequenceChunk], block_size: int, dtype: torch.dtype, device: torch.device) -> _Plan:
+        self._masks.clear()
+        short = {i for i, chunk in enumerate(chunks) if len(chunk.token_ids) == 1 and chunk.end <= _SHORT}
+        if len(short) == 1:
+            short.clear()
+        pasts: list[_Past] = []
         slots: list[int] = []
+        rows: list[int] = []
         row = 0
-        for chunk in chunks:
-            rows, end = len(chunk.token_ids), chunk.end
-            needed = chunk.block_ids[: -(-end // block_size)]
-            first = needed[0]
-            neighbours = needed[-1] - first == len(needed) - 1 and all(
-                block == first + i for i, block in enumerate(needed)
-            )
-            for position in range(chunk.start, end):
-                slots.append(needed[position // block_size] * block_size + position % block_size)
-            plans.append(
-                _ChunkPlan(
-                    first_row=row,
-                    rows=rows,
-                    start=chunk.start,
-                    end=end,
-                    first_slot=first * block_size if neighbours else -1,
-                    blocks=None if neighbours else torch.tensor(needed, dtype=torch.long, device=device),
-                    mask=None,
-                )
-            )
-            row += rows
-        single = len(plans) == 1 and plans[0].first_slot >= 0
-        only_slot = plans[0].first_slot + plans[0].start if single else -1
-        return _Plan(plans, torch.tensor(slots, dtype=torch.long, device=device), only_slot)
+        for index, chunk in enumerate(chunks):
+            blocks = list(chunk.block_ids[: -(-chunk.end // block_size)])
+            for position in range(chunk.start, chunk.end):
+                slots.append(blocks[position // block_size] * block_size + position % block_size)
+            if index in short:
+                rows.append(row)
+            else:
+                pasts.append(_past(row, chunk, blocks, block_size))
+            row += len(chunk.token_ids)
+        together = _together([chunks[i] for i in sorted(short)], rows, block_size, dtype) if short else None
+        only_slot = slots[0] if len(chunks) == 1 and pasts and pasts[0].first_slot >= 0 else -1
+        return _Plan(pasts, together, torch.tensor(slots, device=device), only_slot)
 
     def write_kv(self, plan: _Plan, cache: torch.Tensor, rows: torch.Tensor) -> None:
         flat = cache.view(-1, *cache.shape[2:])
@@ -101,43 +110,115 @@ class TorchKernels:
             flat.index_copy_(0, plan.slots, rows)
 
     def attention(self, plan: _Plan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        tokens, heads, dim = q.shape
-        out = torch.empty(tokens, heads * dim, dtype=q.dtype, device=q.device)
-        for chunk in plan.chunks:
-            rows = slice(chunk.first_row, chunk.first_row + chunk.rows)
-            past_keys, past_values = _past(chunk, keys), _past(chunk, values)
-            out[rows] = self._attend(chunk, q[rows], past_keys, past_values)
-        return out
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if plan.together is not None:
+            _attend_together(plan.together, q, keys, values, out)
+        for past in plan.pasts:
+            rows = slice(past.row, past.row + past.rows)
+            self._attend(past, q[rows], _rows_of(past, keys), _rows_of(past, values), out[rows])
+        return out.view(q.shape[0], -1)
 
-    def _attend(self, chunk: _ChunkPlan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        rows, heads, dim = q.shape
+    def _attend(
+        self, past: _Past, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """One chunk: whole blocks of rows by themselves in bfloat16, the rest through SDPA."""
+        start, end = past.end - past.rows, past.end
+        first, last = aligned(start, end) if q.dtype == torch.bfloat16 else (end, end)
+        self._attend_rows(q, keys, values, out, start, first, start)
+        if first < last:
+            triangle = self._mask(BLOCK, BLOCK, 1, q.dtype)
+            scaled = q[first - start : last - start] * q.shape[-1] ** -0.5
+            for upto in range(first + BLOCK, last + 1, BLOCK):
+                mine = slice(upto - BLOCK - first, upto - first)
+                target = out[upto - BLOCK - start : upto - start]
+                attend_block(scaled[mine], keys[:upto], values[:upto], triangle, target)
+            self._attend_rows(q, keys, values, out, last, end, start)
+
+    def _attend_rows(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        out: torch.Tensor,
+        first: int,
+        last: int,
+        start: int,
+    ) -> None:
+        """Positions ``first`` to ``last`` of a chunk that begins at ``start``, through SDPA."""
+        rows = last - first
+        if rows <= 0:
+            return
+        mine = slice(first - start, last - start)
+        _, heads, dim = q.shape
         kv_heads = keys.shape[1]
         group = heads // kv_heads
         # [rows, K, G, D] → [1, K, rows * G, D]: the group's heads are rows of their KV head.
-        folded = q.view(rows, kv_heads, group, dim).transpose(0, 1).reshape(1, kv_heads, rows * group, dim)
-        k, v = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
-        mask = None if rows == 1 else self._mask(rows, chunk.end, group, q.dtype)
+        folded = q[mine].view(rows, kv_heads, group, dim).transpose(0, 1).reshape(1, kv_heads, rows * group, dim)
+        k, v = keys[:last].transpose(0, 1).unsqueeze(0), values[:last].transpose(0, 1).unsqueeze(0)
+        mask = None if rows == 1 else self._mask(rows, last, group, q.dtype)
         attended = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask)
-        return attended.view(kv_heads, rows, group, dim).transpose(0, 1).reshape(rows, heads * dim)
+        out[mine].view(rows, kv_heads, group, dim).copy_(attended.view(kv_heads, rows, group, dim).transpose(0, 1))
 
     def _mask(self, rows: int, end: int, group: int, dtype: torch.dtype) -> torch.Tensor:
         """[rows * group, end], 0 where a row may look and -inf where it may not; kept for the step's other layers."""
-        key = (rows, end, dtype)
+        key = (rows, end, group)
         mask = self._masks.get(key)
         if mask is None:
             allowed = torch.full((rows, end), float("-inf"), dtype=dtype).triu_(end - rows + 1)
-            mask = allowed.repeat_interleave(group, dim=0) if group > 1 else allowed
-            # Only the current step's shapes: a mask of 512 rows over 8,192 positions is 25 MB.
-            if len(self._masks) >= 4:
-                self._masks.clear()
-            self._masks[key] = mask
+            mask = self._masks[key] = allowed.repeat_interleave(group, dim=0) if group > 1 else allowed
         return mask
 
 
-def _past(chunk: _ChunkPlan, cache: torch.Tensor) -> torch.Tensor:
+def _past(row: int, chunk: SequenceChunk, blocks: list[int], block_size: int) -> _Past:
+    first = blocks[0]
+    neighbours = blocks == list(range(first, first + len(blocks)))
+    return _Past(
+        row=row,
+        rows=len(chunk.token_ids),
+        end=chunk.end,
+        first_slot=first * block_size if neighbours else -1,
+        blocks=None if neighbours else torch.tensor(blocks),
+    )
+
+
+def _rows_of(past: _Past, cache: torch.Tensor) -> torch.Tensor:
     """The first ``end`` rows of the chunk's request in one layer: [end, K, D]."""
-    if chunk.first_slot >= 0:
+    if past.blocks is None:
         flat = cache.view(-1, *cache.shape[2:])
-        return flat[chunk.first_slot : chunk.first_slot + chunk.end]
-    assert chunk.blocks is not None
-    return cache.index_select(0, chunk.blocks).view(-1, *cache.shape[2:])[: chunk.end]
+        return flat[past.first_slot : past.first_slot + past.end]
+    return cache.index_select(0, past.blocks).view(-1, *cache.shape[2:])[: past.end]
+
+
+def _together(chunks: list[SequenceChunk], rows: list[int], block_size: int, dtype: torch.dtype) -> _Together:
+    tables = [list(chunk.block_ids[: -(-chunk.end // block_size)]) for chunk in chunks]
+    most = max(map(len, tables))
+    blocks = torch.tensor([table + table[:1] * (most - len(table)) for table in tables])
+    slots = (blocks.unsqueeze(2) * block_size + torch.arange(block_size)).view(len(chunks), -1)
+    ends = torch.tensor([chunk.end for chunk in chunks]).unsqueeze(1)
+    hidden = torch.arange(slots.shape[1]) >= ends
+    # Behind its end a sequence sees its own first row again, which is finite, and the mask hides it: memory that was
+    # never written may hold NaN, which no mask hides.
+    slots = torch.where(hidden, slots[:, :1], slots)
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return _Together(torch.tensor(rows), slots.view(-1), mask.view(len(chunks), 1, 1, -1))
+
+
+def _attend_together(
+    plan: _Together, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
+) -> None:
+    sequences = plan.rows.shape[0]
+    _, heads, dim = q.shape
+    kv_heads = keys.shape[2]
+    everything = sequences == q.shape[0]
+    mine = q if everything else q.index_select(0, plan.rows)
+    folded = mine.reshape(sequences, kv_heads, heads // kv_heads, dim)
+
+    def gathered(cache: torch.Tensor) -> torch.Tensor:
+        rows = cache.view(-1, kv_heads, dim).index_select(0, plan.slots)
+        return rows.view(sequences, -1, kv_heads, dim).transpose(1, 2)
+
+    attended = F.scaled_dot_product_attention(folded, gathered(keys), gathered(values), attn_mask=plan.mask)
+    if everything:
+        out.copy_(attended.reshape(sequences, heads, dim))
+    else:
+        out.index_copy_(0, plan.rows, attended.reshape(sequences, heads, dim))

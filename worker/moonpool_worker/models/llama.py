@@ -98,7 +98,7 @@ class LlamaModel:
         x = F.embedding(torch.tensor(tokens), self.embedding)
         where = torch.tensor(positions)
         cos, sin = self._cos[where].unsqueeze(1), self._sin[where].unsqueeze(1)
-        plan = kernels.plan(batch.chunks, keys.shape[2], keys.device)
+        plan = kernels.plan(batch.chunks, keys.shape[2], keys.dtype, keys.device)
         count, q_heads, kv_heads = len(tokens), c.heads, c.kv_heads
         for number, layer in enumerate(self.layers):
             h = kernels.rms_norm(x, layer.input_norm, c.norm_eps)
