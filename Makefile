@@ -24,7 +24,7 @@ test: setup ## everything that CI runs: style, types, unit, component and end-to
 
 test-fast: setup ## the inner loop: no cluster, under two minutes
 	@$(RUN) ruff check . && $(RUN) ruff format --check .
-	@$(RUN) pytest tests -q -m "not slow and not cluster"
+	@$(RUN) pytest tests -q -m "not slow and not cluster and not model and not mooncake"
 
 lint: ## style
 	@$(RUN) ruff check . && $(RUN) ruff format --check .

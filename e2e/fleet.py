@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import yaml
 
 from e2e.cluster import Cluster
@@ -134,6 +135,14 @@ class Fleet(Kubectl):
         selector = f"moonpool.dev/service={name},moonpool.dev/role=worker"
         return (self.find("pods", "-l", selector) or {"items": []})["items"]
 
+    def worker_metrics(self, name: str = "chat") -> dict[str, float]:
+        """Samples of the first worker, by name and labels, as Prometheus would scrape them (by port-forward)."""
+        pod = self.workers(name)[0]["metadata"]["name"]
+        with self.forward(f"pod/{pod}", 8000) as url:
+            text = httpx.get(f"{url}/metrics", timeout=10).text
+        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {sample: float(value) for sample, _, value in samples}
+
     def wait(self, what: str, test: Callable[[], object], timeout: float, interval: float = 0.5) -> float:
         """Seconds until ``test`` was true; NotReached with the fleet's state after ``timeout`` seconds."""
         begin = time.monotonic()
@@ -177,10 +186,16 @@ class Fleet(Kubectl):
             address = self.get("service", service)["spec"]["clusterIP"]
             yield f"http://{address}:{port}"
             return
+        with self.forward(f"service/{service}", port) as url:
+            yield url
+
+    @contextmanager
+    def forward(self, target: str, port: int) -> Iterator[str]:
+        """A URL on this host that leads to a pod's or a Service's port."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             local = probe.getsockname()[1]
-        command = self.command("port-forward", f"service/{service}", f"{local}:{port}")
+        command = self.command("port-forward", target, f"{local}:{port}")
         forward = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             assert forward.stdout is not None

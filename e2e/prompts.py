@@ -30,3 +30,6 @@ def chat(question: str) -> list[dict]:
 
 
 CHATS = [chat(question) for question in QUESTIONS]
+
+#: Each ends differently, so every answer makes new blocks: there is always something to read and to write.
+VISITORS = [chat(f"I am visitor number {number}. {QUESTIONS[number % len(QUESTIONS)]}") for number in range(500)]

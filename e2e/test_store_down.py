@@ -8,7 +8,7 @@ import pytest
 
 from e2e.demo.__main__ import ask
 from e2e.fleet import Fleet
-from e2e.prompts import CHATS
+from e2e.prompts import VISITORS
 from e2e.resources import inference_service, kv_store
 from e2e.rollout_watch import follow, rollout_complete
 from e2e.traffic import Traffic, summarize
@@ -46,9 +46,16 @@ async def test_an_edit_with_the_store_down_moves_traffic_and_flushes_later(serve
         # The master stays away until it is let back: paused by a node selector that no node has.
         held = '{"spec":{"template":{"spec":{"nodeSelector":{"moonpool.dev/nowhere":"true"}}}}}'
         await asyncio.to_thread(_hold_master, served, held)
-        traffic = Traffic(url, CHATS, "smollm2", concurrency=2)
+        traffic = Traffic(url, VISITORS, "smollm2", concurrency=2)
         try:
-            await asyncio.sleep(3)
+            # Told in the two places where an operator of the fleet looks: the worker's metric and the condition.
+            failing = 'moonpool:l3_state{state="failing"}'
+            await asyncio.to_thread(
+                served.wait, "a metric says that L3 fails", lambda: served.worker_metrics()[failing] == 1, 60
+            )
+            condition = served.condition("CacheReady")
+            print(condition)
+            assert condition["status"] == "False"
             served.run("patch", "isvc", "chat", "--type=merge", "-p", '{"spec":{"weightVersion":"v2"}}')
             service = await follow(served, _moved("v2"), print, timeout=420)
             flushed = next(c for c in service["status"]["conditions"] if c["type"] == "L3Flushed")
