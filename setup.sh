@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the project needs and a fresh machine lacks: uv, two Debian packages, the Python environment.
+# Installs what the project needs and a fresh machine lacks: uv, a few Debian packages, the Python environment.
 # usage: setup.sh [uv sync options]
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -10,6 +10,7 @@ missing=()
 # Mooncake's wheels link against the RDMA user library, also on machines without RDMA.
 [ -e /usr/lib/x86_64-linux-gnu/libibverbs.so.1 ] || [ -e /usr/lib/aarch64-linux-gnu/libibverbs.so.1 ] || missing+=(libibverbs1)
 command -v openssl >/dev/null || missing+=(openssl)
+command -v uv >/dev/null || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
 if [ ${#missing[@]} -gt 0 ]; then
   if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
     say "these Debian packages are needed: ${missing[*]}. Install them, then run this again."
