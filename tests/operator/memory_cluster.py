@@ -50,6 +50,7 @@ class MemoryKube:
     def __init__(self, fuse: Fuse) -> None:
         self.objects: dict[tuple[str, str], Object] = {}
         self.fuse, self.version = fuse, 0
+        self.refuses = ""
 
     def _put(self, kind: str, obj: Object) -> Object:
         self.version += 1
@@ -88,6 +89,9 @@ class MemoryKube:
             written = self._put(key[0], live)
         self.fuse.burn()
         return written
+
+    async def refusal(self, manifest: Object) -> str:
+        return self.refuses
 
     async def merge(self, kind: str, namespace: str, name: str, patch: Object) -> Object:
         live = self.objects.get((kind, name))

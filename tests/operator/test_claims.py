@@ -61,6 +61,15 @@ def test_the_next_edit_does_not_lengthen_a_bake() -> None:
     assert states([baking], [need(B)], policy(complete=False))[0] == ("a", "Released")
 
 
+def test_immediately_ends_a_bake_that_runs() -> None:
+    now = NOW + timedelta(microseconds=1)
+    baking = claim("Draining", bake_until="2026-12-01T13:00:00Z")
+    ending = plan_claims([baking], [need(B)], stores(), policy(flush="Immediately"), now)[0]
+    assert ending.bake_until == "2026-12-01T12:00:01Z"
+    later = NOW + timedelta(seconds=1, microseconds=1)
+    assert states([ending], [need(B)], policy(flush="Immediately"), now=later)[0] == ("a", "Released")
+
+
 @pytest.mark.parametrize(
     ("flush", "paused", "expected"),
     [("Immediately", False, "Released"), ("Keep", False, "Draining"), ("Immediately", True, "Draining")],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from moonpool_api import names
 from moonpool_api.names import ANNOTATION_GRANTED_TENANT, READINESS_GATE
+from moonpool_operator.reconcile.service import reconcile_service
 
-from tests.operator.memory_cluster import MemoryCluster, set_condition
-from tests.operator.test_explorer import conditions, edit, reconcile, settle
+from tests.operator.memory_cluster import NS, MemoryCluster, set_condition
+from tests.operator.test_explorer import conditions, context, edit, reconcile, settle
 
 
 def spec(cluster: MemoryCluster, **changes: object) -> None:
@@ -164,3 +167,56 @@ async def test_a_service_that_is_deleted_leaves_no_tenant() -> None:
         del cluster.kube.objects[("Pod", pod["metadata"]["name"])]
     await reconcile(cluster, "store", dies=False)
     assert cluster.master.tenants_ == {}
+
+
+async def test_a_bake_that_ends_while_paused_is_not_polled() -> None:
+    cluster = await deployed()
+    spec(cluster, weightVersion="B", rollout__bake="1h")
+    await turn(cluster, rounds=40)
+    assert reason(cluster, "L3Flushed")[0] == "Baking"
+    spec(cluster, paused=True)
+    cluster.now += timedelta(hours=2)
+    await turn(cluster)
+    assert await reconcile_service(context(cluster), NS, "chat") is None
+    assert cluster.deleted_tenants == []
+    spec(cluster, paused=False)
+    await turn(cluster)
+    assert len(cluster.deleted_tenants) == 1
+
+
+async def test_finalizers_of_others_stay() -> None:
+    cluster = await deployed()
+    store = cluster.kube.objects[(names.KV_STORE, "kv")]
+    store["metadata"]["finalizers"] = ["foregroundDeletion"]
+    await reconcile(cluster, "store", dies=False)
+    assert store["metadata"]["finalizers"] == ["foregroundDeletion", names.FINALIZER]
+    store["metadata"]["deletionTimestamp"] = "2026-12-01T00:00:00Z"
+    del cluster.kube.objects[(names.INFERENCE_SERVICE, "chat")]
+    await reconcile(cluster, "store", dies=False)
+    assert store["metadata"]["finalizers"] == ["foregroundDeletion"]
+
+
+async def test_a_revision_that_the_api_server_refuses_is_told_and_the_old_workers_are_cared_for() -> None:
+    cluster = await deployed()
+    before = revisions(cluster)
+    cluster.kube.refuses = "spec.template.spec.nodeSelector: Invalid value"
+    spec(cluster, scheduling={"nodeSelector": {"a b": "c"}})
+    await turn(cluster)
+    assert reason(cluster, "RolloutComplete") == ("Refused", cluster.kube.refuses)
+    cluster.terminate(cluster.pods()[0])
+    await turn(cluster, rounds=30)
+    assert revisions(cluster) == before and len(cluster.serving()) == 2
+    cluster.kube.refuses = ""
+    await settle(cluster)
+    assert revisions(cluster) != before
+
+
+async def test_a_revision_that_was_announced_and_never_made_takes_no_worker_away() -> None:
+    cluster = await deployed()
+    before = revisions(cluster)
+    cluster.service["status"]["rollout"]["toRevision"] = "0123456789"
+    cluster.kube.refuses = "invalid"
+    spec(cluster, engine={"maxRunning": 3})
+    cluster.terminate(cluster.pods()[0])
+    await turn(cluster, rounds=30)
+    assert revisions(cluster) == before and len(cluster.serving()) == 2

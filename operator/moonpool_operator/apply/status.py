@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+import httpx
 import structlog
 from moonpool_api import names
 
@@ -47,7 +48,7 @@ async def tell(kube: KubeClient, kind: str, namespace: str, name: str, uid: str,
         log.info("event", kind=kind, namespace=namespace, name=name, reason=story.reason, message=story.message)
         try:
             await kube.create(_event(kind, namespace, name, uid, story))
-        except ApiError as error:
+        except (ApiError, httpx.HTTPError) as error:
             log.warning("event was refused", reason=story.reason, error=str(error))
 
 

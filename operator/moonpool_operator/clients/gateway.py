@@ -20,7 +20,7 @@ class GatewayClient:
             if answer.status_code != 200:
                 return None
             return healthy_addresses(answer.json())
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, ValueError, TypeError, AttributeError):
             return None
 
 

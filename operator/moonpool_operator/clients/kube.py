@@ -111,6 +111,19 @@ class KubeClient:
         params = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return await self._write("PATCH", path, manifest, _APPLY, params)
 
+    async def refusal(self, manifest: Object) -> str:
+        """Why the API server would not take ``manifest``, in its own words, or ""; nothing is written."""
+        metadata = manifest["metadata"]
+        path = resource_path(manifest["kind"], metadata.get("namespace"), metadata["name"])
+        params = {"fieldManager": names.FIELD_MANAGER, "force": "true", "dryRun": "All"}
+        try:
+            await self._call("PATCH", path, body=manifest, content_type=_APPLY, params=params)
+        except ApiError as error:
+            if error.status in (400, 403, 422):
+                return error.message
+            raise
+        return ""
+
     async def merge(self, kind: str, namespace: str, name: str, patch: Object) -> Object:
         params = {"fieldManager": names.FIELD_MANAGER}
         return await self._write("PATCH", resource_path(kind, namespace, name), patch, _MERGE, params)

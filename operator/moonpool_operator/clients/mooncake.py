@@ -70,7 +70,10 @@ class MooncakeAdmin:
         """Remove the tenant's objects, leased ones too; how many they were."""
         query = {"force": "true", "tenant_id": name}
         answer = await self._call("POST", "/api/v1/remove_all", query, expect=(200,))
-        return int(answer.json().get("removed_count", 0))
+        try:
+            return int(answer.json().get("removed_count", 0))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise MasterUnavailable(f"unreadable answer: {answer.text.strip()[:200]}") from error
 
     async def delete(self, name: str) -> DeleteAnswer:
         """Ask the master to delete the tenant: 200, 409 while it owns anything, 404 when it isn't registered."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from moonpool_api import names
 from moonpool_api.inference_service import InferenceServiceSpec, InferenceServiceStatus
 from moonpool_api.kv_store import KVStoreSpec, KVStoreStatus
 
@@ -147,7 +148,7 @@ class StoreObservation:
     resource_version: str = ""
     live_status: Mapping[str, object] = field(default_factory=dict)
     deleting: bool = False
-    finalized: bool = False
+    finalizers: tuple[str, ...] = ()
     namespace_terminating: bool = False
     master_pods: tuple[Pod, ...] = ()
     store_pods: tuple[Pod, ...] = ()
@@ -159,3 +160,7 @@ class StoreObservation:
     tenants: Mapping[str, TenantFigures] | None = None
     master_error: str = ""
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+
+    @property
+    def finalized(self) -> bool:
+        return names.FINALIZER in self.finalizers

@@ -52,7 +52,7 @@ async def observe_store(
         resource_version=metadata["resourceVersion"],
         live_status=live.get("status") or {},
         deleting=bool(metadata.get("deletionTimestamp")),
-        finalized=names.FINALIZER in metadata.get("finalizers", []),
+        finalizers=tuple(metadata.get("finalizers") or ()),
         namespace_terminating=await terminating(kube, namespace),
         master_pods=masters,
         store_pods=tuple(pod for pod in pods if pod.role == names.ROLE_STORE),

@@ -105,9 +105,11 @@ def _bake(
     if policy.flush == "Keep":
         return kept.model_copy(update={"bake_until": None})
     until = claim.bake_until
-    if until is None and policy.complete:
+    # Immediately also ends a bake that runs; an edit of the bake's length does not move its end.
+    if policy.complete and (until is None or policy.flush == "Immediately"):
         seconds = 0.0 if policy.flush == "Immediately" else policy.seconds
-        until = _text(now + timedelta(seconds=seconds), round_up=True)
+        ends = _text(now + timedelta(seconds=seconds), round_up=True)
+        until = min(until or ends, ends)
         kept = kept.model_copy(update={"bake_until": until})
     if until is None or policy.paused or now < datetime.fromisoformat(until.replace("Z", "+00:00")):
         return kept

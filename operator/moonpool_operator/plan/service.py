@@ -65,9 +65,10 @@ class _Goal:
     held: tuple[str, str] | None = None
 
 
-def plan_service(seen: ServiceObservation, settings: Settings, now: datetime) -> ServicePlan:
+def plan_service(seen: ServiceObservation, settings: Settings, now: datetime, refusal: str = "") -> ServicePlan:
+    """``refusal``: why the API server does not take the spec's revision."""
     owner = owner_reference(names.INFERENCE_SERVICE, seen.name, seen.uid)
-    goal = _goal(seen, settings)
+    goal = _goal(seen, settings, refusal)
     fleet = sort_out(seen, now, settings.lost_pod_deadline)
     checked = verify(seen.revisions, fleet.live, seen.reports, seen.status.pinned)
     counts = _counts(seen, goal, fleet)
@@ -103,14 +104,19 @@ def plan_service(seen: ServiceObservation, settings: Settings, now: datetime) ->
     )
 
 
-def _goal(seen: ServiceObservation, settings: Settings) -> _Goal:
+def _goal(seen: ServiceObservation, settings: Settings, refusal: str) -> _Goal:
     present = seen.status.rollout.to_revision if seen.status.rollout else ""
+    if seen.revisions and all(each.revision != present for each in seen.revisions):
+        # It was announced and never made; without a template it can't be, so the newest that exists goes on.
+        present = seen.revisions[-1].revision
     try:
         worker = render_worker(seen.namespace, seen.name, seen.spec, settings)
-    except Refused as refusal:
-        return _Goal(present, None, (refusal.reason, str(refusal)))
-    except DoesNotFit as refusal:
-        return _Goal(present, None, ("DoesNotFit", str(refusal)))
+    except Refused as refused:
+        return _Goal(present, None, (refused.reason, str(refused)))
+    except DoesNotFit as misfit:
+        return _Goal(present, None, ("DoesNotFit", str(misfit)))
+    if refusal:
+        return _Goal(present, None, ("Refused", refusal))
     if seen.spec.paused and worker.revision != present:
         return _Goal(present, None, ("Paused", f"spec.paused holds the rollout to revision {worker.revision}"))
     return _Goal(worker.revision, worker)
@@ -335,7 +341,8 @@ def _requeue(
     if any(pending(claim, seen.name, seen.stores) for claim in claims):
         delays.append(5.0)
     for claim in claims:
-        if claim.state == "Draining" and claim.bake_until:
+        # While paused nothing is given up when a bake ends, and the edit that ends the pause is an event.
+        if claim.state == "Draining" and claim.bake_until and not seen.spec.paused:
             until = datetime.fromisoformat(claim.bake_until.replace("Z", "+00:00"))
             delays.append(max(0.2, (until - now).total_seconds()))
     if late is not None and late > 0 and any(x.type == c.ROLLOUT_COMPLETE and x.status == "False" for x in conditions):

@@ -30,9 +30,23 @@ async def reconcile_service(context: Context, namespace: str, name: str) -> floa
         _step_since.pop((namespace, name), None)
         return None
     plan = plan_service(seen, context.settings, context.clock())
+    if refusal := await _refusal(context, seen, plan):
+        plan = plan_service(seen, context.settings, context.clock(), refusal)
     await _carry_out(context, seen, plan)
     _measure_step(namespace, name, plan.status)
     return plan.requeue
+
+
+async def _refusal(context: Context, seen: ServiceObservation, plan: ServicePlan) -> str:
+    """Why the API server won't take a new revision, or "".
+
+    Not every bad spec is caught by the CRD's schema (requests above limits, an impossible node selector). Asked
+    before anything is written, it is one more refused edit, and the present workers are cared for as before.
+    """
+    for child in plan.children:
+        if child["kind"] == "ReplicaSet" and ("ReplicaSet", child["metadata"]["name"]) not in seen.children:
+            return await context.kube.refusal(child)
+    return ""
 
 
 async def _carry_out(context: Context, seen: ServiceObservation, plan: ServicePlan) -> None:

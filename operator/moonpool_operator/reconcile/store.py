@@ -37,7 +37,7 @@ async def reconcile_store(context: Context, namespace: str, name: str) -> float 
     if seen.deleting or seen.namespace_terminating:
         return await _let_go(context, seen)
     if not seen.finalized:
-        await _set_finalizer(context, seen, [names.FINALIZER])
+        await _set_finalizers(context, seen, [*seen.finalizers, names.FINALIZER])
         return 0.0
     owner = owner_reference(names.KV_STORE, name, seen.uid)
     children = store_children(namespace, name, owner, seen.spec, context.settings)
@@ -125,10 +125,11 @@ async def _let_go(context: Context, seen: StoreObservation) -> float | None:
     if seen.services and not seen.namespace_terminating:
         await _tend_tenants(context, seen)
         return 5.0
-    await _set_finalizer(context, seen, [])
+    await _set_finalizers(context, seen, [other for other in seen.finalizers if other != names.FINALIZER])
     return None
 
 
-async def _set_finalizer(context: Context, seen: StoreObservation, finalizers: list[str]) -> None:
+async def _set_finalizers(context: Context, seen: StoreObservation, finalizers: list[str]) -> None:
+    """The whole list, so those of others (``foregroundDeletion``) with it."""
     metadata = {"finalizers": finalizers, "resourceVersion": seen.resource_version}
     await context.kube.merge(names.KV_STORE, seen.namespace, seen.name, {"metadata": metadata})
