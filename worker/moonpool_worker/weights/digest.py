@@ -7,6 +7,7 @@ line per file that was read, ``<sha256>  <name>`` and a newline, sorted by name:
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from pathlib import Path
 
@@ -35,6 +36,13 @@ class PinnedFile:
     @property
     def size(self) -> int:
         return self._state[0]
+
+    def map(self) -> mmap.mmap:
+        """The content, read-only. Raises ModelLoadError for an empty file."""
+        try:
+            return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as fault:
+            raise ModelLoadError(f"{self.path} cannot be read: {fault}") from fault
 
     def sha256(self) -> str:
         """64 hex digits over the whole content."""

@@ -1,6 +1,6 @@
 """GGUF files: metadata, tokenizer, and tensors dequantised a few rows at a time.
 
-Format: the GGUF specification of ggml; block dequantisation is the ``gguf`` package's.
+Block dequantisation is the ``gguf`` package's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 
@@ -18,6 +17,7 @@ from moonpool_worker.tokenizer.from_gguf import tokenizer_from_gguf
 from moonpool_worker.tokenizer.tokenizer import Tokenizer
 from moonpool_worker.weights.digest import PinnedFile, digest_of
 from moonpool_worker.weights.errors import ModelLoadError
+from moonpool_worker.weights.gguf_reader import GGUFError, GGUFReader
 
 _LAYER = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -44,20 +44,16 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self._file = PinnedFile(path)
+        self._mapped = self._file.map()
         try:
-            reader = gguf.GGUFReader(self._file.path_of_descriptor)
-        except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as fault:
+            self._reader = GGUFReader(self._mapped)
+        except GGUFError as fault:
             raise ModelLoadError(f"{path} is not a complete GGUF file: {fault}") from fault
-        self._reader = reader
-        self._tensors = {_name(tensor.name): tensor for tensor in reader.tensors}
-        end = max((int(t.data_offset) + int(t.n_bytes) for t in reader.tensors), default=0)
-        if end > self._file.size or not self._tensors:
-            raise ModelLoadError(f"{path} is cut short: {self._file.size} bytes of at least {end}")
+        self._tensors = {_name(name): tensor for name, tensor in self._reader.tensors.items()}
         self.config = _config(self._field, path, "lm_head.weight" not in self._tensors)
 
     def _field(self, key: str, default: Any = None) -> Any:
-        field = self._reader.fields.get(key)
-        return default if field is None else field.contents()
+        return self._reader.fields.get(key, default)
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_gguf(self._field)
@@ -66,26 +62,24 @@ class GGUFCheckpoint:
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        # GGUF lists the fastest dimension first.
-        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+        return self._tensors[name].shape
 
     def size(self, name: str) -> int:
-        return int(self._tensors[name].n_bytes)
+        return self._tensors[name].nbytes
 
     def rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
         tensor = self._tensors[name]
         heads = _heads_to_unpermute(name, self.config)
-        if len(tensor.shape) == 1 or heads:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            if heads:
-                values = _unpermute(values, heads)
-            yield 0, torch.from_numpy(np.array(values, dtype=np.float32))
-            return
-        count, width = self.shape(name)
-        step = max(1, _SLICE // width)
+        count, width = tensor.shape[0], tensor.shape[-1]
+        step = max(1, _SLICE // width) if not heads and len(tensor.shape) > 1 else count
         for first in range(0, count, step):
-            values = gguf.quants.dequantize(tensor.data[first : first + step], tensor.tensor_type)
-            yield first, torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+            try:
+                values = self._reader.dequantised(tensor, first, step)
+            except NotImplementedError as fault:
+                raise ModelLoadError(
+                    f"{self._file.path} has {name} as {tensor.kind.name}, which is not supported"
+                ) from fault
+            yield first, torch.from_numpy(_unpermute(values, heads) if heads else values)
 
     def digest(self) -> str:
         digest = digest_of([(self._file.path.name, self._file)], single=True)
@@ -94,7 +88,7 @@ class GGUFCheckpoint:
 
     def close(self) -> None:
         self._tensors = {}
-        del self._reader
+        self._mapped.close()
         self._file.close()
 
 
@@ -135,18 +129,27 @@ def _config(field: Any, path: Path, tied: bool) -> ModelConfig:
             raise ModelLoadError(f"{path} lacks {architecture}.{key}")
         return value
 
-    heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
-    return ModelConfig(
-        architecture=architecture,
-        layers=int(get("block_count")),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=int(get("attention.head_count_kv", heads)),
-        head_dim=int(get("attention.key_length", hidden // heads)),
-        ffn=int(get("feed_forward_length")),
-        vocab=len(field("tokenizer.ggml.tokens")),
-        context_length=int(get("context_length")),
-        rope_theta=float(get("rope.freq_base", 10000.0)),
-        norm_eps=float(get("attention.layer_norm_rms_epsilon")),
-        tied=tied,
-    )
+    scaling = field(f"{architecture}.rope.scaling.type", "none")
+    if scaling not in ("none", ""):
+        raise ModelLoadError(f"{path} wants RoPE scaling {scaling!r}, which is not supported")
+    tokens = field("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelLoadError(f"{path} holds no tokenizer")
+    try:
+        heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
+        return ModelConfig(
+            architecture=architecture,
+            layers=int(get("block_count")),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=int(get("attention.head_count_kv", heads)),
+            head_dim=int(get("attention.key_length", hidden // heads)),
+            ffn=int(get("feed_forward_length")),
+            vocab=len(tokens),
+            context_length=int(get("context_length")),
+            rope_theta=float(get("rope.freq_base", 10000.0)),
+            norm_eps=float(get("attention.layer_norm_rms_epsilon")),
+            tied=tied,
+        )
+    except (TypeError, ValueError, ZeroDivisionError) as fault:
+        raise ModelLoadError(f"{path} describes a shape that is not supported: {fault}") from fault

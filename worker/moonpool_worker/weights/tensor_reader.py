@@ -13,6 +13,9 @@ from moonpool_worker.weights.errors import ModelLoadError
 #: ``progress(done, total)`` in bytes of the checkpoint.
 Progress = Callable[[int, int], None]
 
+#: Stored by some although the configuration says that it is the embedding.
+_TIED_HEAD = "lm_head.weight"
+
 
 class TensorReader:
     """Reads the tensors in ``shapes`` as ``dtype``. Raises ModelLoadError when one is missing or has another shape."""
@@ -58,7 +61,18 @@ def _check(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Non
     missing = sorted(shapes.keys() - set(checkpoint.names()))
     if missing:
         raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors, {missing[0]} among them")
+    # A bias or a RoPE table that the family knows nothing of means another model under a known name.
+    surplus = sorted(set(checkpoint.names()) - shapes.keys() - {_TIED_HEAD} - _derived(checkpoint))
+    if surplus:
+        raise ModelLoadError(
+            f"the checkpoint has {len(surplus)} tensors that are not supported, {surplus[0]} among them"
+        )
     for name, shape in shapes.items():
         found = checkpoint.shape(name)
         if found != shape:
             raise ModelLoadError(f"tensor {name} has shape {found} where the configuration says {shape}")
+
+
+def _derived(checkpoint: Checkpoint) -> set[str]:
+    """What old exports stored although the configuration implies it."""
+    return {name for name in checkpoint.names() if name.endswith("rotary_emb.inv_freq")}
