@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -124,3 +125,24 @@ async def test_idle_engine_does_not_spin(engine: Engine) -> None:
     before = time.process_time()
     await asyncio.sleep(0.5)
     assert time.process_time() - before < 0.1
+
+
+async def test_a_call_that_nobody_waits_for_any_more_does_not_end_the_engine(
+    engine: Engine, runner: CountingRunner
+) -> None:
+    stream, inside, go = OutputStream(), threading.Event(), threading.Event()
+
+    def long_step() -> None:
+        inside.set()
+        go.wait(5)
+
+    runner.before = long_step
+    engine.submit([request(stream)])
+    await asyncio.to_thread(inside.wait, 5)
+    # A scrape of the metrics that gives up while a step is long.
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.wrap_future(engine.call(lambda: 1)), 0.2)
+    go.set()
+    assert await collect(stream) == ("3 4 5 ", FinishReason.LENGTH, "")
+    assert await asyncio.wrap_future(engine.call(lambda: 2)) == 2
+    assert engine.alive

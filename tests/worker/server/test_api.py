@@ -257,3 +257,28 @@ def test_what_the_fleet_asks(client: httpx.Client) -> None:
     for name in ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total", "l3_state"):
         assert f"moonpool:{name}" in text
     assert 'moonpool:prefix_cache_hits_total{tier="l1"}' in text
+
+
+def test_the_coldest_temperatures_are_greedy(client: httpx.Client) -> None:
+    greedy = complete(client, prompt=ROBOT, max_tokens=4)["choices"][0]["text"]
+    for temperature in (1e-5, 1e-40, 1e-308):
+        cold = complete(client, prompt=ROBOT, max_tokens=4, temperature=temperature)
+        assert cold["choices"][0]["text"] == greedy
+    assert client.get("/health").status_code == 200
+
+
+def test_what_can_never_be_taken_is_not_worth_a_retry(client: httpx.Client) -> None:
+    many = client.post("/v1/completions", json={"prompt": ["x"] * 600, "max_tokens": 1})
+    assert many.status_code == 400
+    assert many.json()["error"]["param"] == "n"
+    large = client.post("/v1/completions", content=b" " * ((16 << 20) + 1))
+    assert large.status_code == 413
+    assert large.json()["error"]["code"] == "body_too_large"
+
+
+def test_a_body_that_is_wrong_a_million_times_is_refused_at_once(client: httpx.Client) -> None:
+    started = time.monotonic()
+    answer = client.post("/v1/completions", content=b'{"prompt":[' + b"1.5," * 1_000_000 + b"1.5]}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+    assert time.monotonic() - started < 1

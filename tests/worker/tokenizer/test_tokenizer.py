@@ -71,3 +71,15 @@ def test_messages_that_the_template_cannot_use_are_refused() -> None:
     bare = Tokenizer(tokenizer().backend, eos_ids=[2])
     with pytest.raises(ChatTemplateError, match="no chat template"):
         bare.apply_chat_template([])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_stream_that_ends_anywhere_adds_up_to_what_was_decoded(text: str) -> None:
+    own = tokenizer()
+    tokens = own.encode(text)
+    for end in range(len(tokens) + 1):
+        stream = own.stream_decoder()
+        pieces = [stream.step(token) for token in tokens[:end]]
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert "".join(pieces) + stream.flush() == own.decode(tokens[:end])
+        assert stream.flush() == ""

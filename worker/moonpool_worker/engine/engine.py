@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -79,7 +80,7 @@ class Engine:
 
     def abort(self, request_id: str, error: str = "") -> None:
         """Give up what is left of an API call; its choices end with an ``abort`` output. No error when it is over."""
-        if self.death is None and not self._ended.is_set():
+        with contextlib.suppress(EngineDead):
             self._post(lambda: self._abort(request_id, error))
 
     def abort_all(self, error: str) -> None:
@@ -94,6 +95,9 @@ class Engine:
         future: Future[T] = Future()
 
         def run() -> None:
+            # Whoever gave up waiting has cancelled it; a result would then be an error, on this thread.
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(work())
             except Exception as failure:

@@ -19,4 +19,5 @@ class StoppableText:
         return self._stops.push(self._decoder.step(token_id))
 
     def finish(self) -> str:
-        return self._stops.finish()
+        text, stopped = self._stops.push(self._decoder.flush())
+        return text if stopped else text + self._stops.finish()

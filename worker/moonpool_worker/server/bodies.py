@@ -5,16 +5,31 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+from starlette.requests import Request
 
 from moonpool_worker.server.errors import ApiError
 from moonpool_worker.server.neutral import take_out
 
+#: Far more than the prompts of one call can be.
+MAX_BYTES = 16 << 20
+_MAX_STOPS = 4
 #: What a seed may be, as OpenAI says it: a signed 64-bit integer.
 _SEED = 2**63
 
 
-def _one_or_many(value: Any) -> Any:
+def _stops(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > _MAX_STOPS:
+        raise ValueError(f"no more than {_MAX_STOPS} stop strings, not {len(value)}")
     return [value] if isinstance(value, str) else value
 
 
@@ -28,6 +43,23 @@ def _join_text_parts(value: Any) -> Any:
             raise ValueError('only parts of the form {"type": "text", "text": "…"} are supported')
         texts.append(part["text"])
     return "".join(texts)
+
+
+def _prompt(value: Any) -> Any:
+    """By hand: a union collects an error for each item and each member, which takes a minute for a million items."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        if _all_are(int, value) or _all_are(str, value):
+            return value
+        if all(isinstance(item, list) and _all_are(int, item) for item in value):
+            return value
+    raise ValueError("must be a string, a list of strings, a list of token ids or a list of those")
+
+
+def _all_are(kind: type, values: list[Any]) -> bool:
+    # Not isinstance: true is no token id.
+    return all(type(value) is kind for value in values)
 
 
 class _Body(BaseModel):
@@ -51,7 +83,7 @@ class SamplingBody(_Body):
     top_k: int | None = Field(default=None, ge=-1)
     seed: int | None = Field(default=None, ge=-_SEED, lt=_SEED)
     n: int | None = Field(default=None, ge=1, le=128)
-    stop: Annotated[list[str] | None, BeforeValidator(_one_or_many)] = Field(default=None, max_length=4)
+    stop: Annotated[list[str] | None, BeforeValidator(_stops)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -74,7 +106,7 @@ class SamplingBody(_Body):
 
 
 class CompletionBody(SamplingBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[str | list[int] | list[str] | list[list[int]], PlainValidator(_prompt)]
     logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: int | None = Field(default=None, ge=1)
 
@@ -106,7 +138,7 @@ class Message(_Body):
 
 
 class ChatBody(SamplingBody):
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -119,6 +151,16 @@ class ChatBody(SamplingBody):
 
 
 B = TypeVar("B", bound=SamplingBody)
+
+
+async def read(request: Request) -> bytes:
+    """The raw body. Raises ApiError 413 before it takes more memory than any prompt could need."""
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > MAX_BYTES:
+            raise ApiError(413, f"the body is larger than {MAX_BYTES >> 20} MiB", code="body_too_large")
+    return bytes(raw)
 
 
 def parse(model: type[B], raw: bytes) -> B:
@@ -156,12 +198,10 @@ def _explain(failure: ValidationError) -> ApiError:
     # A union reports each of its members: the error that got deepest into the body is the telling one.
     error = max(errors, key=lambda each: sum(isinstance(part, int) for part in each["loc"]))
     path = [part for part in error["loc"] if isinstance(part, int) or part.isidentifier()]
-    if path and path[0] in ("prompt", "stop"):
+    if path and path[0] == "stop":
         path = path[:1]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or None
     message = error["msg"].removeprefix("Value error, ")
-    if path == ["prompt"] and error["type"] != "missing":
-        message = "must be a string, a list of strings, a list of token ids or a list of those"
     if param is None and message.startswith(("stream_options", "top_logprobs")):
         param = message.split(" ", 1)[0]
     code = "missing_required_parameter" if error["type"] == "missing" else "invalid_value"

@@ -13,7 +13,7 @@ from moonpool_worker.engine.loading import Loaded
 from moonpool_worker.engine.request import Output
 from moonpool_worker.sampling.params import SamplingParams
 from moonpool_worker.server import prompts
-from moonpool_worker.server.bodies import ChatBody, CompletionBody, SamplingBody, parse
+from moonpool_worker.server.bodies import ChatBody, CompletionBody, SamplingBody, parse, read
 from moonpool_worker.server.disconnect import ClientGone, unless_gone
 from moonpool_worker.server.errors import json_response
 from moonpool_worker.server.formats import ChatFormat, CompletionFormat, Format
@@ -25,6 +25,8 @@ router = APIRouter()
 
 #: OpenAI's default for completions; a chat goes on to the end of the context.
 _COMPLETION_TOKENS = 16
+#: Colder is greedy: logits divided by less would leave the range of float32.
+_COLDEST = 1e-5
 #: What nginx logs for a client that closed: nobody reads it.
 _CLIENT_GONE = 499
 
@@ -32,7 +34,7 @@ _CLIENT_GONE = 499
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = parse(CompletionBody, await request.body())
+    body = parse(CompletionBody, await read(request))
     worker.require_model(body.model)
     loaded, _ = worker.accept(1)
     wishes = _wishes(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs)
@@ -45,7 +47,7 @@ async def completions(request: Request) -> Response:
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = parse(ChatBody, await request.body())
+    body = parse(ChatBody, await read(request))
     worker.require_model(body.model)
     loaded, _ = worker.accept(1)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -88,8 +90,9 @@ def _model(worker: Worker, loaded: Loaded) -> dict[str, Any]:
 
 
 def _wishes(body: SamplingBody, max_tokens: int | None, logprobs: int | None) -> Wishes:
+    temperature = 1.0 if body.temperature is None else body.temperature
     sampling = SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=temperature if temperature >= _COLDEST else 0.0,
         top_p=1.0 if body.top_p is None else body.top_p,
         # -1 is how several servers say "off".
         top_k=max(body.top_k or 0, 0),

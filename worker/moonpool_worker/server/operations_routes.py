@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from starlette.responses import Response
 
 from moonpool_worker.engine.engine import EngineDead
 from moonpool_worker.server import metrics
+from moonpool_worker.server.bodies import read
 from moonpool_worker.server.errors import ApiError, json_response, unavailable
 from moonpool_worker.server.podinfo import Grant
 from moonpool_worker.server.worker import Worker
@@ -99,7 +99,7 @@ async def namespace(request: Request) -> Response:
 @router.post("/v1/cache/grant")
 async def grant(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = _parse(GrantBody, await request.body())
+    body = _parse(GrantBody, await read(request))
     loaded, _ = worker.require_loaded()
     if body.namespace != loaded.namespace:
         raise ApiError(
@@ -115,7 +115,7 @@ async def grant(request: Request) -> Response:
 @router.post("/v1/cache/flush")
 async def flush(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = _parse(FlushBody, await request.body())
+    body = _parse(FlushBody, await read(request))
     _, engine = worker.require_loaded()
     tiers = set(body.tiers)
     try:
@@ -132,13 +132,14 @@ async def cache_stats(request: Request) -> Response:
     worker: Worker = request.app.state.worker
     worker.require_loaded()
     stats = await worker.refresh_cache_stats()
-    return json_response(dataclasses.asdict(stats) if stats else {})
+    # Not asdict(): Python 3.11's makes a counter of pairs of a Counter.
+    return json_response(stats or {})
 
 
 @router.post("/drain")
 async def drain(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = _parse(DrainBody, await request.body() or b"{}")
+    body = _parse(DrainBody, await read(request) or b"{}")
     timeout = worker.settings.drain_timeout if body.timeout is None else body.timeout
     report = await worker.drain.run(timeout)
     return json_response(report.body())
@@ -192,4 +193,5 @@ def _parse(model: type[B], raw: bytes) -> B:
     except ValidationError as failure:
         error = failure.errors(include_url=False, include_input=False)[0]
         param = ".".join(map(str, error["loc"])) or None
-        raise ApiError(400, f"{param}: {error['msg']}", param=param, code="invalid_value") from failure
+        message = f"{param}: {error['msg']}" if param else "the body must be a JSON object"
+        raise ApiError(400, message, param=param, code="invalid_value") from failure

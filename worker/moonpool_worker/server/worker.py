@@ -69,18 +69,22 @@ class Worker:
         self._loop.call_soon_threadsafe(self.died.set)
 
     def accept(self, sequences: int) -> tuple[Loaded, Engine]:
-        """What a new API call works with. Raises ApiError 503 when it cannot be taken."""
+        """What a new API call works with. ApiError 503 when it cannot be taken, 400 when never."""
         if self.dead or (self.engine is not None and not self.engine.alive):
             raise unavailable("the engine has died; the worker is about to restart", "engine_dead")
         if self.loaded is None or self.engine is None:
             raise unavailable(f"the model is not loaded yet: {self.progress}", "loading", retry_after=2)
         if self.drain.refusing:
             raise unavailable("this worker is draining; another one will answer", "draining")
-        if self._sequences + sequences > self.settings.max_running + self.settings.max_waiting:
+        limit = self.settings.max_running + self.settings.max_waiting
+        if sequences > limit:
+            # Never possible, here or elsewhere: nothing to try again.
+            raise ApiError(
+                400, f"prompts times n are {sequences} sequences; no more than {limit} fit in a request", param="n"
+            )
+        if self._sequences + sequences > limit:
             raise unavailable(
-                f"{self._sequences} sequences are running or waiting, and no more than "
-                f"{self.settings.max_running + self.settings.max_waiting} may",
-                "overloaded",
+                f"{self._sequences} sequences are running or waiting, and no more than {limit} may", "overloaded"
             )
         return self.loaded, self.engine
 

@@ -60,7 +60,23 @@ class StreamDecoder:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._stream = DecodeStream(skip_special_tokens=True)
+        #: The tokens behind the last text that was given out, and those since, whose text is held back.
+        self._shown: list[int] = []
+        self._held: list[int] = []
 
     def step(self, token_id: int) -> str:
         """The text that became complete with this token, often "" within a character."""
-        return self._stream.step(self._backend, token_id) or ""
+        self._held.append(token_id)
+        text = self._stream.step(self._backend, token_id) or ""
+        if text:
+            self._shown, self._held = self._held, []
+        return text
+
+    def flush(self) -> str:
+        """The text has ended: what was held back, with U+FFFD for a character that will never be complete."""
+        if not self._held:
+            return ""
+        shown = self._backend.decode(self._shown, skip_special_tokens=True)
+        whole = self._backend.decode(self._shown + self._held, skip_special_tokens=True)
+        self._shown, self._held = [], []
+        return whole[len(shown) :]
