@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from moonpool_operator.clients.kube import ApiError
 from moonpool_operator.handlers.wake import References, after_child, after_service, after_store
@@ -15,10 +16,12 @@ class Recorder:
     def __init__(self, *answers: object, seconds: float = 0.0) -> None:
         self.answers, self.seconds = list(answers), seconds
         self.calls: list[Key] = []
+        self.times: list[float] = []
         self.at_once = self.most_at_once = 0
 
     async def __call__(self, key: Key) -> float | None:
         self.calls.append(key)
+        self.times.append(asyncio.get_running_loop().time())
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(self.seconds)
@@ -29,55 +32,63 @@ class Recorder:
         return answer  # type: ignore[return-value]
 
 
+async def until(test: Callable[[], bool]) -> None:
+    """Wait for what must come; how soon is the machine's affair."""
+    async with asyncio.timeout(20):
+        while not test():
+            await asyncio.sleep(0.005)
+
+
 async def test_a_burst_is_one_reconcile() -> None:
     record = Recorder()
     queue = WorkQueue(record, settle=0.01)
     for _ in range(100):
         queue.wake(KEY)
-    await asyncio.sleep(0.1)
+    await until(lambda: bool(record.calls))
+    await asyncio.sleep(0.05)
     assert record.calls == [KEY]
 
 
 async def test_wakes_during_a_reconcile_make_one_more_and_never_two_at_once() -> None:
-    record = Recorder(seconds=0.05)
+    record = Recorder(seconds=0.3)
     queue = WorkQueue(record, settle=0.001)
     queue.wake(KEY)
-    await asyncio.sleep(0.02)
+    await until(lambda: record.at_once == 1)
     for _ in range(10):
         queue.wake(KEY)
-    await asyncio.sleep(0.2)
+    await until(lambda: len(record.calls) == 2 and record.at_once == 0)
+    await asyncio.sleep(0.05)
     assert len(record.calls) == 2 and record.most_at_once == 1
 
 
 async def test_keys_do_not_wait_for_each_other() -> None:
-    record = Recorder(seconds=0.05)
+    record = Recorder(seconds=1.0)
     queue = WorkQueue(record, settle=0.001)
     for i in range(10):
         queue.wake(Key("KVStore", "ns", str(i)))
-    await asyncio.sleep(0.09)
-    assert record.most_at_once == 10
+    await until(lambda: record.at_once == 10)
 
 
 async def test_an_answer_asks_for_another_look_and_a_sooner_wake_wins() -> None:
-    record = Recorder(0.05, 30.0)
+    record = Recorder(0.05, 600.0)
     queue = WorkQueue(record, settle=0.001)
     queue.wake(KEY)
-    await asyncio.sleep(0.1)
-    assert len(record.calls) == 2
+    await until(lambda: len(record.calls) == 2 and record.at_once == 0)
     queue.wake(KEY)
-    await asyncio.sleep(0.05)
-    assert len(record.calls) == 3
+    await until(lambda: len(record.calls) == 3)
     await queue.close()
 
 
 async def test_failures_back_off_and_conflicts_do_not() -> None:
     record = Recorder(RuntimeError("x"), RuntimeError("x"), ApiError(409, "Conflict", "changed"))
-    queue = WorkQueue(record, settle=0.001, first_backoff=0.05)
+    queue = WorkQueue(record, settle=0.001, first_backoff=0.1)
     queue.wake(KEY)
-    await asyncio.sleep(0.03)
-    assert len(record.calls) == 1
-    await asyncio.sleep(0.2)
-    assert len(record.calls) == 4
+    await until(lambda: len(record.calls) == 4)
+    first, second, third, fourth = record.times
+    assert second - first >= 0.09
+    assert third - second >= 0.19
+    # A third failure in a row would have waited 0.4 s.
+    assert fourth - third < 0.35
 
 
 def body(name: str, store: str = "", **metadata: object) -> dict:
