@@ -13,6 +13,12 @@ from e2e.fleet import Fleet, Kubectl, install_operator
 from images.builder import build_and_load
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Everything here waits for pods; what it waits for has a deadline of its own with a better message.
+    for item in items:
+        item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
     try:

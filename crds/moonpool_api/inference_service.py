@@ -178,8 +178,12 @@ class RolloutStatus(_Status):
 class FlushProof(_Status):
     """What the store said while a tenant was fenced, emptied and deleted.
 
-    ``bytes_before`` = ``bytes_evicted`` (by the store itself, after the fence) + ``bytes_removed``.
+    ``bytes_before`` = ``bytes_evicted`` (by the store itself, after the fence) + ``bytes_removed``. ``lost``: the
+    master had restarted without the tenant; it was registered anew, closed from the first, and deleted, so the
+    deletion's answer speaks for the store as it is now, and what the tenant held went with the restart.
     """
+
+    lost: bool = False
 
     bytes_before: int = 0
     bytes_evicted: int = 0

@@ -29,6 +29,10 @@ FIGURES = MasterFigures(capacity=1 << 30, used=0, keys=0, segments=1)
 CLAIM = Claim("chat", NS)
 
 
+#: Steps of a flush before its deletion is recorded.
+BEFORE_DELETION = ("Fencing", "Removing", "WaitingForUnfinishedPuts")
+
+
 def live(name: str, quota: int = 1 << 30, charged: int = 0) -> dict[str, TenantFigures]:
     return {name: TenantFigures(name, quota, quota, charged)}
 
@@ -81,13 +85,21 @@ def test_with_the_store_down_the_fence_waits() -> None:
     assert made.ledger[0].state == "Registered" and made.calls == [] and "does not answer" in made.waiting[T0]
 
 
-@pytest.mark.parametrize(("step", "state"), [("Removing", "Lost"), ("Fencing", "Lost"), ("Deleting", "Fenced")])
-def test_a_tenant_that_is_gone_was_deleted_by_us_only_after_a_recorded_deletion(step, state) -> None:
-    made = plan([registered(state="Fenced", step=step)], tenants={})
-    assert made.ledger[0].state == state
-    if step == "Deleting":
-        ledger = record(made.ledger, made.calls[0], DeleteAnswer(404, "OBJECT_NOT_FOUND"), [], NOW)
-        assert ledger[0].state == "Flushed" and ledger[0].proof and ledger[0].proof.delete_status == 404
+def test_after_a_recorded_deletion_a_tenant_that_is_gone_was_deleted_by_us() -> None:
+    made = plan([registered(state="Fenced", step="Deleting")], tenants={})
+    ledger = record(made.ledger, made.calls[0], DeleteAnswer(404, "OBJECT_NOT_FOUND"), [], NOW)
+    assert ledger[0].state == "Flushed" and ledger[0].proof and ledger[0].proof.delete_status == 404
+
+
+@pytest.mark.parametrize("entry", [{"state": "Registered"}, *({"state": "Fenced", "step": s} for s in BEFORE_DELETION)])
+def test_a_tenant_to_flush_that_the_store_lost_is_registered_closed_and_deleted(entry: dict) -> None:
+    made = plan([registered(**entry)], tenants={})
+    assert made.ledger[0].state == "Fenced" and [call.verb for call in made.calls] == ["fence"]
+    ledger = record(made.ledger, made.calls[0], TenantFigures(T0, 1, 1, 0), [], NOW)
+    made = plan(ledger, tenants=live(T0, quota=1))
+    assert [call.verb for call in made.calls] == ["delete"]
+    (flushed,) = record(made.ledger, made.calls[0], DeleteAnswer(200, "{}"), [], NOW)
+    assert flushed.state == "Flushed" and flushed.proof and flushed.proof.lost and flushed.proof.delete_status == 200
 
 
 def test_a_master_that_came_back_empty_gets_its_tenants_again() -> None:

@@ -1,4 +1,4 @@
-"""Our own worker, alone; the machine is its own, as vLLM is told by binding its threads."""
+"""Our own worker, alone, with its defaults."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def moonpool(*flags: str) -> AbstractContextManager[Server]:
     port = free_port()
     command = [
         sys.executable, "-m", "moonpool_worker", "serve", "smollm2", "--host", "127.0.0.1", "--port", str(port),
-        "--served-name", "smollm2", "--max-model-len", "4096", "--dedicated-cpus", *flags,
+        "--served-name", "smollm2", "--max-model-len", "4096", *flags,
     ]  # fmt: skip
     return serving(command, port, "smollm2", "/ready", 180)

@@ -154,6 +154,8 @@ def l3_flushed(seen: ServiceObservation, claims: Sequence[KVNamespaceStatus]) ->
         f"({format_bytes(proof.bytes_removed)}) removed, then the store deleted the tenant "
         f"({proof.delete_status}) after {proof.seconds:.1f} s"
     )
+    if proof.lost:
+        words += "; a restart of the master had emptied the store before"
     return c.condition(c.L3_FLUSHED, True, "Flushed", words)
 
 

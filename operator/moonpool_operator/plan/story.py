@@ -44,7 +44,7 @@ def tell_store(before: KVStoreStatus, after: KVStoreStatus) -> list[Story]:
                 "Registered": ("TenantRegistered", f"with a quota of {format_bytes(tenant.quota)}"),
                 "Fenced": ("TenantFenced", f"closed for writes with {format_bytes(tenant.bytes)} in it"),
                 "Flushed": ("TenantFlushed", _proof_words(tenant.proof)),
-                "Lost": ("TenantLost", "the store came back without it"),
+                "Lost": ("TenantLost", "the store knows nothing of it"),
             }
             reason, words_of = words[tenant.state]
             told.append(Story(reason, f"{tenant.name}: {words_of}", tenant.state != "Lost"))

@@ -7,7 +7,9 @@ by :func:`record`, so that an operator that dies anywhere goes on from the ledge
     Fenced      -> Fencing: quota 1 byte; Removing: objects are removed; WaitingForUnfinishedPuts: only the
                    reservations of killed writers are left; Deleting: empty, the store is asked to delete it
     Flushed     -> the store has deleted it, which it refuses while anything is left: that is the proof
-    Lost        -> the store came back without it
+    Lost        -> the KVStore was made anew and knows nothing of it
+
+A store that came back without a tenant (its master restarted) is given it again: open for a claim, closed for a flush.
 
 A fenced tenant is never used again: a namespace that returns gets the next epoch.
 """
@@ -197,13 +199,23 @@ def _open(
     if not answers:
         return entry.model_copy(update={"step": "FencePending"}), None, "the master does not answer; the fence waits"
     if live is None:
-        return entry.model_copy(update={"state": "Lost", "step": "", "bytes": 0}), None, ""
+        return _refence(entry.model_copy(update={"state": "Fenced", "fenced_at": _text(now)}))
     proof = FlushProof(bytes_before=live.charged)
     if figures is not None and figures.used == live.charged:
         # The master counts objects over all tenants only; this one is the only one that holds any.
         proof.objects_before = figures.keys
     fenced = entry.model_copy(update={"state": "Fenced", "step": FENCING, "fenced_at": _text(now), "proof": proof})
     return fenced, Call("fence", entry.name), ""
+
+
+def _refence(entry: TenantStatus) -> tuple[TenantStatus, Call, str]:
+    """The store came back without a tenant that is to go: registered again with one byte, it is closed from the first.
+
+    Emptied and deleted like any other, it ends with the same proof: nothing of it is in the store, and nothing comes.
+    """
+    proof = (entry.proof or FlushProof()).model_copy(update={"lost": True})
+    fenced = entry.model_copy(update={"step": FENCING, "bytes": 0, "proof": proof})
+    return fenced, Call("fence", entry.name), "the store came back without it; it is registered again, closed"
 
 
 def _close(
@@ -215,7 +227,7 @@ def _close(
     if live is None:
         if entry.step == DELETING:
             return entry, Call("delete", entry.name), ""
-        return entry.model_copy(update={"state": "Lost", "step": "", "bytes": 0}), None, ""
+        return _refence(entry)
     if live.quota != 1:
         return entry.model_copy(update={"step": FENCING}), Call("fence", entry.name), ""
     entry = _count(entry, live.charged)

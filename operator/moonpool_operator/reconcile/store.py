@@ -114,8 +114,7 @@ def _count_flushes(before: KVStoreStatus, after: KVStoreStatus) -> None:
             metrics.FLUSH_SECONDS.observe(tenant.proof.seconds)
             metrics.FLUSH_BYTES.inc(tenant.proof.bytes_before)
             metrics.FLUSH_OBJECTS.inc(tenant.proof.objects_removed)
-        if tenant.state == "Lost" and old.get(tenant.name, "Lost") != "Lost":
-            metrics.TENANTS_LOST.inc()
+            metrics.TENANTS_LOST.inc(tenant.proof.lost)
 
 
 async def _let_go(context: Context, seen: StoreObservation) -> float | None:

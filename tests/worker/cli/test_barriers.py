@@ -3,14 +3,13 @@ from __future__ import annotations
 import os
 
 import pytest
-from moonpool_worker.cli.barriers import limit_spinning
+from moonpool_worker.cli.barriers import forbid_spinning
 
 
-@pytest.mark.parametrize(("dedicated", "spins"), [(False, "0"), (True, "20000")])
-def test_spinning(dedicated: bool, spins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_sleep_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    limit_spinning(dedicated)
-    assert os.environ["GOMP_SPINCOUNT"] == spins
+    forbid_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == "0"
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    limit_spinning(dedicated)
+    forbid_spinning()
     assert os.environ["GOMP_SPINCOUNT"] == "7"

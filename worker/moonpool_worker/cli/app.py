@@ -54,7 +54,6 @@ def serve(
     max_batch_tokens: flags.MaxBatchTokens = 512,
     max_running: flags.MaxRunning = 32,
     max_waiting: flags.MaxWaiting = 512,
-    dedicated_cpus: flags.DedicatedCpus = False,
     prefix_caching: flags.PrefixCaching = True,
     prefix_granularity: flags.PrefixGranularity = 16,
     l1_size: flags.L1Size = "512Mi",
@@ -69,11 +68,11 @@ def serve(
 ) -> None:
     """Load MODEL and serve it: a .gguf file, a folder with config.json and safetensors, or [bold]smollm2[/bold]."""
     from moonpool_worker.cache.store_tier.options import StoreOptions
-    from moonpool_worker.cli.barriers import limit_spinning
+    from moonpool_worker.cli.barriers import forbid_spinning
     from moonpool_worker.cli.serve import serve_until_stopped
     from moonpool_worker.settings import Pod, Settings
 
-    limit_spinning(dedicated_cpus)
+    forbid_spinning()
     settings = Settings(
         model=model,
         host=host,

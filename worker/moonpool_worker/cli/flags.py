@@ -82,14 +82,6 @@ MaxRunning = Annotated[
 MaxWaiting = Annotated[
     int, typer.Option(min=0, metavar="N", help="Sequences that may wait; more get 503.", rich_help_panel=ENGINE)
 ]
-DedicatedCpus = Annotated[
-    bool,
-    typer.Option(
-        "--dedicated-cpus",
-        help="The CPUs are this worker's alone: threads spin at barriers instead of sleeping.",
-        rich_help_panel=ENGINE,
-    ),
-]
 
 PrefixCaching = Annotated[bool, typer.Option(help="Reuse KV of equal prefixes.", rich_help_panel=CACHE)]
 PrefixGranularity = Annotated[
