@@ -39,7 +39,7 @@ e2e: setup ## the end-to-end scenarios on the embedded cluster (or on KUBECONFIG
 	@$(RUN) pytest e2e -q
 
 drills: setup ## the long scenarios: faults under traffic
-	@$(RUN) pytest e2e -q -m drill
+	@$(RUN) pytest e2e -q -m drill || { code=$$?; [ $$code = 5 ] && echo "no scenario is marked drill yet: make e2e runs all"; }
 
 up: setup ## boot the embedded cluster and load the images
 	@$(RUN) python -m e2e.cluster up

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import time
 
+from moonpool_worker.weights.resolve import packaged_smollm2
+
 from benchmarks.harness.report import Report, say
 from e2e.cluster import ensure_cluster
 from e2e.cluster.lifecycle import down
-from e2e.demo.__main__ import FOLDER, weights
+from e2e.demo.__main__ import FOLDER
 from e2e.fleet import Fleet, install_operator
 from images.builder import build_and_load
 
@@ -31,7 +33,7 @@ def main() -> None:
     fleet = Fleet(cluster, "cluster-boot")
     install_operator(cluster)
     fleet.create_namespace()
-    fleet.create_weights_volume(weights())
+    fleet.create_weights_volume(packaged_smollm2())
     fleet.run("apply", "-f", str(FOLDER / "kvstore.yaml"), "-f", str(FOLDER / "inferenceservice.yaml"))
     fleet.wait_condition("Ready", timeout=300)
     fleet.wait_condition("CacheReady", timeout=120)

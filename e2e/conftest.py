@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from moonpool_worker.weights.resolve import packaged_smollm2
 
 from e2e.cluster import CannotHostError, Cluster, ensure_cluster
-from e2e.demo.__main__ import weights
 from e2e.fleet import Fleet, Kubectl, install_operator
 from images.builder import build_and_load
 
@@ -38,7 +38,7 @@ def fleet(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Fleet]:
     fleet = Fleet(cluster, name)
     fleet.delete_namespace()
     fleet.create_namespace()
-    fleet.create_weights_volume(weights())
+    fleet.create_weights_volume(packaged_smollm2())
     yield fleet
     fleet.delete_namespace()
     Kubectl(cluster, "default").run("delete", "pv", f"weights-{name}", "--wait=false", check=False)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from moonpool_worker.weights.export import perturb_gguf
+from moonpool_worker.weights.resolve import packaged_smollm2
 
-from e2e.demo.__main__ import body, weights
+from e2e.demo.__main__ import body
 from e2e.fleet import OPERATOR_NAMESPACE, WEIGHTS_FILE, Fleet, Kubectl, replace_file
 from e2e.resources import inference_service, kv_store
 from e2e.traffic import Answer, chat
@@ -69,7 +70,7 @@ async def _patient(url: str) -> Answer:
 def test_other_weights_never_become_ready(served: Fleet) -> None:
     _scale_operator(served, 0)
     swapped = served.weights_folder() / "swapped.gguf"
-    perturb_gguf(weights(), swapped)
+    perturb_gguf(packaged_smollm2(), swapped)
     replace_file(swapped, served.weights_folder() / WEIGHTS_FILE)
     restarts = _status(served)["restartCount"]
     _kill_container(served, served.workers()[0])

