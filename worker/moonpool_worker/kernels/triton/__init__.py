@@ -1,0 +1,1 @@
+"""Triton kernels: one file per idea, bound to the `Kernels` protocol in `backend`."""
