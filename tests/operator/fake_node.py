@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moonpool_api import names
-from moonpool_api.geometry import CacheGeometry
+from moonpool_api.geometry import full_attention
 from moonpool_api.namespace import NamespaceInputs, RopeInputs, namespace_hash
 from moonpool_operator.clients.kube import ApiError, KubeClient, Object
 
@@ -77,18 +77,19 @@ class FakePod:
     def inputs(self) -> NamespaceInputs:
         dtype = option(self.arguments, "--dtype")
         backend = option(self.arguments, "--attention-backend")
-        geometry = CacheGeometry(
+        dtype = "float32" if dtype == "auto" else dtype
+        geometry = full_attention(
             layers=2,
             kv_heads=1,
             head_dim=8,
-            dtype="float32" if dtype == "auto" else dtype,
+            dtype=dtype,
             prefix_granularity=int(option(self.arguments, "--prefix-granularity")),
         )
         return NamespaceInputs(
             architecture="llama",
             weights_digest=self.digest,
             weight_version=option(self.arguments, "--weight-version"),
-            dtype=geometry.dtype,
+            dtype=dtype,
             attention_backend="torch" if backend == "auto" else backend,
             rope=RopeInputs(theta=10000.0),
             geometry=geometry,

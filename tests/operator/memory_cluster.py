@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from moonpool_api import names
-from moonpool_api.geometry import CacheGeometry
+from moonpool_api.geometry import full_attention
 from moonpool_api.namespace import NamespaceInputs, RopeInputs, namespace_hash
 from moonpool_operator.clients.kube import ApiError, Object
 from moonpool_operator.clients.mooncake import DeleteAnswer, MasterFigures, MasterUnavailable, TenantFigures
@@ -279,7 +279,7 @@ class MemoryCluster:
             dtype="float32",
             attention_backend="torch",
             rope=RopeInputs(theta=1e4),
-            geometry=CacheGeometry(layers=1, kv_heads=1, head_dim=8, dtype="float32", prefix_granularity=16),
+            geometry=full_attention(layers=1, kv_heads=1, head_dim=8, dtype="float32", prefix_granularity=16),
             isolation=expected.isolation,
         )
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from moonpool_api import names
-from moonpool_api.geometry import CacheGeometry
+from moonpool_api.geometry import full_attention
 from moonpool_api.inference_service import PinnedDigest
 from moonpool_api.namespace import NamespaceInputs, RopeInputs, namespace_hash
 from moonpool_operator.clients.worker import WorkerReport
@@ -27,7 +27,7 @@ def inputs(**changes: object) -> NamespaceInputs:
         dtype="float32",
         attention_backend="torch",
         rope=RopeInputs(theta=1e4),
-        geometry=CacheGeometry(layers=2, kv_heads=1, head_dim=8, dtype="float32", prefix_granularity=16),
+        geometry=full_attention(layers=2, kv_heads=1, head_dim=8, dtype="float32", prefix_granularity=16),
         isolation="ns/chat",
     )
     return base.model_copy(update=changes)

@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from moonpool_api.geometry import CacheGeometry
+from moonpool_api.geometry import CacheGeometry, full_attention
 from moonpool_worker.cache.allocation import Allocation
 from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.cache.store_tier.options import StoreOptions
 
 P = 4
-GEOMETRY = CacheGeometry(layers=2, kv_heads=1, head_dim=8, dtype="bfloat16", prefix_granularity=P)
-BIG = CacheGeometry(layers=8, kv_heads=2, head_dim=64, dtype="bfloat16", prefix_granularity=16)
+GEOMETRY = full_attention(layers=2, kv_heads=1, head_dim=8, dtype="bfloat16", prefix_granularity=P)
+BIG = full_attention(layers=8, kv_heads=2, head_dim=64, dtype="bfloat16", prefix_granularity=16)
 #: Blocks of 1 MiB: a transfer long enough to race with.
-MEGABYTE = CacheGeometry(layers=16, kv_heads=4, head_dim=128, dtype="bfloat16", prefix_granularity=32)
+MEGABYTE = full_attention(layers=16, kv_heads=4, head_dim=128, dtype="bfloat16", prefix_granularity=32)
 NAMESPACE = "a" * 64
 
 
@@ -39,41 +39,34 @@ def text(pages: int, seed: int = 0, granularity: int = P, extra: int = 1) -> lis
     return [source.randrange(50_000) for _ in range(pages * granularity + extra)]
 
 
-def expected(cache: KVCache, digest: bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values ``[layers, P, kv_heads, head_dim]`` that the model would compute for a page, as raw int16."""
-    return _expected(cache.arena.geometry, digest)
+def expected(cache: KVCache, digest: bytes) -> torch.Tensor:
+    """The bytes ``[fields, field_bytes]`` that the model would compute for a page."""
+    plan = cache.arena.plan.groups[0]
+    return _expected(plan.fields, plan.field_bytes, digest)
 
 
 @functools.lru_cache(maxsize=128)
-def _expected(geometry: CacheGeometry, digest: bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (geometry.layers, geometry.prefix_granularity, geometry.kv_heads, geometry.head_dim)
+def _expected(fields: int, field_bytes: int, digest: bytes) -> torch.Tensor:
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     # Every bit pattern, NaN included: what is cached is bytes, not numbers.
-    both = torch.randint(-(1 << 15), 1 << 15, (2, *shape), dtype=torch.int16, generator=generator)
-    return both[0], both[1]
+    return torch.randint(0, 256, (fields, field_bytes), dtype=torch.uint8, generator=generator)
 
 
 def compute(cache: KVCache, allocation: Allocation, chain: Sequence[bytes]) -> None:
     """Fill the pages that were not cached, as a forward pass would."""
     first = allocation.cached_tokens // cache.granularity
     for page in range(first, len(chain)):
-        keys, values = expected(cache, chain[page])
-        block = allocation.block_ids[page]
-        cache.arena.keys[:, block] = keys.view(torch.bfloat16)
-        cache.arena.values[:, block] = values.view(torch.bfloat16)
+        cache.arena.fields(0)[:, allocation.block_ids[page]] = expected(cache, chain[page])
 
 
 def wrong_pages(cache: KVCache, allocation: Allocation, chain: Sequence[bytes], pages: int) -> list[int]:
     """Which of the first pages do not hold what the model would have computed."""
-    wrong = []
-    for page in range(pages):
-        keys, values = expected(cache, chain[page])
-        block = allocation.block_ids[page]
-        same_keys = torch.equal(cache.arena.keys[:, block].view(torch.int16), keys)
-        same_values = torch.equal(cache.arena.values[:, block].view(torch.int16), values)
-        if not (same_keys and same_values):
-            wrong.append(page)
-    return wrong
+    fields = cache.arena.fields(0)
+    return [
+        page
+        for page in range(pages)
+        if not torch.equal(fields[:, allocation.block_ids[page]], expected(cache, chain[page]))
+    ]
 
 
 def serve(cache: KVCache, tokens: Sequence[int], fetch: bool = False, seconds: float = 10) -> Allocation:

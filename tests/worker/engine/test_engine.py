@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from moonpool_api.geometry import CacheGeometry
+from moonpool_api.geometry import full_attention
 from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.engine.batch import StepBatch
@@ -50,7 +50,7 @@ def runner() -> CountingRunner:
 
 @pytest.fixture
 async def engine(runner: CountingRunner):
-    geometry = CacheGeometry(layers=1, kv_heads=1, head_dim=2, dtype="float32", prefix_granularity=4)
+    geometry = full_attention(layers=1, kv_heads=1, head_dim=2, dtype="float32", prefix_granularity=4)
     cache = KVCache(DeviceArena(geometry, 33), "cd" * 32)
     engine = Engine(runner, cache, Sampler(), Scheduler(cache, 16, 4), asyncio.get_running_loop())
     engine.start()

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from moonpool_api.geometry import CacheGeometry
+from moonpool_api.geometry import full_attention
 from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.engine.request import FinishReason, Output, Request, State
@@ -26,7 +26,7 @@ class Nothing:
 
 
 def make_cache(blocks: int, **options: object) -> KVCache:
-    geometry = CacheGeometry(layers=1, kv_heads=1, head_dim=2, dtype="float32", prefix_granularity=PAGE)
+    geometry = full_attention(layers=1, kv_heads=1, head_dim=2, dtype="float32", prefix_granularity=PAGE)
     return KVCache(DeviceArena(geometry, blocks + 1), "ab" * 32, **options)  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ class Machine:
         work = self.scheduler.schedule()
         self.log.append([(item.request.id, item.chunk.start, len(item.chunk.token_ids)) for item in work])
         for item in work:
-            assert len(item.chunk.block_ids) * PAGE >= item.chunk.end
+            assert len(item.chunk.tables[0]) * PAGE >= item.chunk.end
         self.scheduler.computed(work)
         for item in work:
             request = item.request

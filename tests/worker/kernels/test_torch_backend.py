@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from moonpool_api.geometry import full_attention
 from moonpool_worker.engine.batch import SequenceChunk
 from moonpool_worker.kernels.interface import BackendError, select_backend
 from moonpool_worker.kernels.packed_linear import PackedLinear, can_pack
@@ -14,6 +15,7 @@ from moonpool_worker.kernels.threads import usable_cpus
 from moonpool_worker.kernels.torch_backend import TorchKernels
 
 PAGE, HEADS, KV_HEADS, DIM, BLOCKS = 4, 6, 2, 32, 400
+GROUP = full_attention(layers=1, kv_heads=KV_HEADS, head_dim=DIM, dtype="float32", prefix_granularity=PAGE).groups[0]
 
 
 def written_out(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -65,11 +67,11 @@ def test_attention(step: list[tuple[int, int]], dtype: torch.dtype, scattered: b
         values.view(-1, KV_HEADS, DIM)[slots] = past_v
         mine = slice(row, row + count)
         expected.append(written_out(q[mine], torch.cat([past_k, k[mine]]), torch.cat([past_v, v[mine]])))
-        chunks.append(SequenceChunk([0] * count, start, table))
+        chunks.append(SequenceChunk([0] * count, start, (table,)))
         row += count
-    plan = kernels.plan(chunks, PAGE, dtype, torch.device("cpu"))
-    kernels.write_kv(plan, keys, k)
-    kernels.write_kv(plan, values, v)
+    plan = kernels.plan(chunks, 0, GROUP, torch.device("cpu"))
+    kernels.write_rows(plan, keys, k)
+    kernels.write_rows(plan, values, v)
     attended = kernels.attention(plan, q, keys, values)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     assert attended.shape == (rows, HEADS * DIM)

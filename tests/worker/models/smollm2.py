@@ -13,8 +13,8 @@ from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.engine.batch import SequenceChunk, StepBatch
 from moonpool_worker.kernels.interface import select_backend
 from moonpool_worker.models.dtype import dtype_name
-from moonpool_worker.models.llama import LlamaModel
-from moonpool_worker.models.registry import load_model
+from moonpool_worker.models.families.llama import LlamaModel
+from moonpool_worker.models.registry import geometry, load_model
 from moonpool_worker.models.runner import ModelRunner
 from moonpool_worker.tokenizer.tokenizer import Tokenizer
 from moonpool_worker.weights.checkpoint import Checkpoint
@@ -42,11 +42,13 @@ def tokenizer() -> Tokenizer:
 @cache
 def model(dtype: str) -> LlamaModel:
     with checkpoint() as opened:
-        return load_model(opened, dtype, select_backend("torch"))
+        loaded = load_model(opened, dtype, select_backend("torch"))
+    assert isinstance(loaded, LlamaModel)
+    return loaded
 
 
 def runner(of: LlamaModel, blocks: int = 64) -> ModelRunner:
-    return ModelRunner(of, DeviceArena(of.config.geometry(dtype_name(of.dtype), PAGE), blocks))
+    return ModelRunner(of, DeviceArena(geometry(of.config, dtype_name(of.dtype), PAGE), blocks))
 
 
 def prefill(on: ModelRunner, ids: Sequence[int], blocks: Sequence[int], step: int | None = None) -> torch.Tensor:
@@ -54,7 +56,7 @@ def prefill(on: ModelRunner, ids: Sequence[int], blocks: Sequence[int], step: in
     step = step or len(ids)
     for start in range(0, len(ids), step):
         chunk = ids[start : start + step]
-        logits = on.forward(StepBatch([SequenceChunk(chunk, start, blocks, start + len(chunk) == len(ids))]))
+        logits = on.forward(StepBatch([SequenceChunk(chunk, start, (blocks,), start + len(chunk) == len(ids))]))
     return logits[0]
 
 
@@ -68,4 +70,4 @@ def greedy(
         ids.append(int(logits.argmax()))
         if len(ids) == len(prompt) + count:
             return ids[len(prompt) :]
-        logits = on.forward(StepBatch([SequenceChunk(ids[-1:], len(ids) - 1, blocks)]))[0]
+        logits = on.forward(StepBatch([SequenceChunk(ids[-1:], len(ids) - 1, (blocks,))]))[0]

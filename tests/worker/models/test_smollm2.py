@@ -33,11 +33,11 @@ def test_sequences_of_one_batch_do_not_see_each_other() -> None:
     on = runner(model("float32"))
     tables = [range(1 + 8 * i, 9 + 8 * i) for i in range(len(RUNS))]
     texts = [list(run["prompt_ids"]) for run in RUNS]
-    logits = on.forward(StepBatch([SequenceChunk(ids, 0, table) for ids, table in zip(texts, tables, strict=True)]))
+    logits = on.forward(StepBatch([SequenceChunk(ids, 0, (table,)) for ids, table in zip(texts, tables, strict=True)]))
     for _ in range(8):
         for ids, token in zip(texts, logits.argmax(-1).tolist(), strict=True):
             ids.append(token)
-        chunks = [SequenceChunk(ids[-1:], len(ids) - 1, t) for ids, t in zip(texts, tables, strict=True)]
+        chunks = [SequenceChunk(ids[-1:], len(ids) - 1, (t,)) for ids, t in zip(texts, tables, strict=True)]
         logits = on.forward(StepBatch(chunks))
     for run, ids in zip(RUNS, texts, strict=True):
         expected = run["new_ids"][:8]
@@ -51,19 +51,19 @@ def test_decode_beside_a_prefill_gives_the_same_tokens() -> None:
     prefill(on, first["prompt_ids"], BLOCKS)
     mixed = StepBatch(
         [
-            SequenceChunk(ids[-1:], len(ids) - 1, BLOCKS),
-            SequenceChunk(second["prompt_ids"][:4], 0, range(20, 24), wants_logits=False),
+            SequenceChunk(ids[-1:], len(ids) - 1, (BLOCKS,)),
+            SequenceChunk(second["prompt_ids"][:4], 0, (range(20, 24),), wants_logits=False),
         ]
     )
     assert on.forward(mixed).argmax(-1).tolist() == first["new_ids"][1:2]
-    rest = StepBatch([SequenceChunk(second["prompt_ids"][4:], 4, range(20, 24))])
+    rest = StepBatch([SequenceChunk(second["prompt_ids"][4:], 4, (range(20, 24),))])
     assert on.forward(rest).argmax(-1).tolist() == second["new_ids"][:1]
 
 
 def test_a_step_without_logits_returns_no_rows() -> None:
     on = runner(model("float32"))
-    logits = on.forward(StepBatch([SequenceChunk([1, 2, 3], 0, BLOCKS, wants_logits=False)]))
-    assert logits.shape == (0, on.config.vocab)
+    logits = on.forward(StepBatch([SequenceChunk([1, 2, 3], 0, (BLOCKS,), wants_logits=False)]))
+    assert logits.shape == (0, on.model.config.vocab)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -78,13 +78,13 @@ def test_where_the_blocks_lie_changes_no_bit(dtype: str) -> None:
         on = runner(model(dtype))
         free = [block for block in range(1, 64) if block not in table]
         seen = [prefill(on, ids[:80], table, step=48)]
-        batch = [SequenceChunk(ids[80:120], 80, table), SequenceChunk(other, 0, free[:4])]
+        batch = [SequenceChunk(ids[80:120], 80, (table,)), SequenceChunk(other, 0, (free[:4],))]
         seen.extend(on.forward(StepBatch(batch)))
         for end in range(121, 124):
-            chunks = [SequenceChunk(ids[end - 1 : end], end - 1, table), SequenceChunk([7], 40, free[:4])]
+            chunks = [SequenceChunk(ids[end - 1 : end], end - 1, (table,)), SequenceChunk([7], 40, (free[:4],))]
             seen.extend(on.forward(StepBatch(chunks)))
         pages = torch.tensor(table[: 120 // PAGE])
-        results.append((torch.stack(seen), on.arena.keys[:, pages], on.arena.values[:, pages]))
+        results.append((torch.stack(seen), on.arena.fields(0)[:, pages]))
     for result in results[1:]:
         for value, expected in zip(result, results[0], strict=True):
             assert torch.equal(value, expected)
@@ -98,9 +98,9 @@ def test_a_reused_prefix_gives_the_cold_bits(dtype: str) -> None:
     on = runner(model(dtype))
     cold = prefill(on, ids, range(1, 8), step=64)
     moved = [40, 9, 33, 21]
-    for arena in (on.arena.keys, on.arena.values):
-        arena[:, moved] = arena[:, 1:5].clone()
-    warm = on.forward(StepBatch([SequenceChunk(ids[64:], 64, [*moved, 50, 51, 52])]))[0]
+    fields = on.arena.fields(0)
+    fields[:, moved] = fields[:, 1:5].clone()
+    warm = on.forward(StepBatch([SequenceChunk(ids[64:], 64, ([*moved, 50, 51, 52],))]))[0]
     assert torch.equal(warm, cold)
 
 

@@ -25,7 +25,7 @@ def load(source: Path) -> tuple[torch.Tensor, str]:
     with checkpoint(source) as opened:
         model = load_model(opened, "float32", select_backend("torch"))
         digest = opened.digest()
-    batch = StepBatch([SequenceChunk(list(range(40, 60)), 0, [3, 1])])
+    batch = StepBatch([SequenceChunk(list(range(40, 60)), 0, ([3, 1],))])
     return runner(model, 4).forward(batch), digest
 
 

@@ -1,7 +1,7 @@
 """L2: blocks in host memory, in one memfd that another process can map.
 
 A memfd counts to the pod's cgroup, needs no ``/dev/shm`` and goes to a child by descriptor. A slot is a header, then
-the block as ``[layers, 2 (K, V), P, kv_heads, head_dim]``; slots start on a memory page.
+the block's fields (each plane of each layer), one after another; slots start on a memory page.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from moonpool_api.geometry import DTYPE_BYTES, CacheGeometry
 
 from moonpool_worker.cache.block_header import HEADER_BYTES, Mismatch, verify, write_header
-from moonpool_worker.cache.device_arena import DeviceArena, torch_dtype
+from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.cache.free_runs import FreeRuns
 from moonpool_worker.cache.prefix_index import Node, PrefixIndex
 
@@ -33,9 +32,9 @@ class Page(NamedTuple):
     name: bytes
 
 
-def slot_stride(geometry: CacheGeometry) -> int:
+def slot_stride(payload_bytes: int) -> int:
     """Bytes from one slot to the next."""
-    used = HEADER_BYTES + geometry.bytes_per_block
+    used = HEADER_BYTES + payload_bytes
     return (used + _PAGE - 1) // _PAGE * _PAGE
 
 
@@ -50,11 +49,11 @@ class HostTier:
     """
 
     def __init__(self, arena: DeviceArena, size: int, retain: bool = True) -> None:
-        geometry = arena.geometry
+        plan = arena.plan.groups[0]
         self.arena = arena
         self.retain = retain
-        self.stride = slot_stride(geometry)
-        self.payload_bytes = geometry.bytes_per_block
+        self.payload_bytes = plan.payload_bytes
+        self.stride = slot_stride(self.payload_bytes)
         self.num_slots = size // self.stride
         if self.num_slots < 1:
             raise ValueError(f"L2 of {size} bytes holds no block; one slot takes {self.stride} bytes")
@@ -63,18 +62,12 @@ class HostTier:
         os.ftruncate(self.fd, self.nbytes)
         self._map = mmap.mmap(self.fd, self.nbytes)
         self._bytes = memoryview(self._map)
-        itemsize = DTYPE_BYTES[geometry.dtype]
-        per_side = geometry.prefix_granularity * geometry.kv_heads * geometry.head_dim
-        flat = torch.frombuffer(self._map, dtype=torch.uint8).view(torch_dtype(geometry))
-        #: [slots, layers, 2, P * kv_heads * head_dim]
-        self._blocks = flat.as_strided(
-            (self.num_slots, geometry.layers, 2, per_side),
-            (self.stride // itemsize, 2 * per_side, per_side, 1),
-            HEADER_BYTES // itemsize,
+        flat = torch.frombuffer(self._map, dtype=torch.uint8)
+        #: [fields, slots, field_bytes]
+        self._slots = flat.as_strided(
+            (plan.fields, self.num_slots, plan.field_bytes), (plan.field_bytes, self.stride, 1), HEADER_BYTES
         )
-        flatten = (geometry.layers, arena.num_blocks, per_side)
-        self._keys = arena.keys.view(flatten)
-        self._values = arena.values.view(flatten)
+        self._fields = arena.fields(0)
         self._free = FreeRuns(0, self.num_slots)
         self.index = PrefixIndex(self._release)
         self._last_slot: int | None = None
@@ -122,9 +115,7 @@ class HostTier:
             while len(slots) < len(batch) and (slot := self.take_slot()) is not None:
                 slots.append(slot)
             for block, slot, count in _runs([page.block for page in batch[: len(slots)]], slots):
-                target = self._blocks[slot : slot + count].transpose(0, 1)
-                target[:, :, 0].copy_(self._keys[:, block : block + count])
-                target[:, :, 1].copy_(self._values[:, block : block + count])
+                self._slots[:, slot : slot + count].copy_(self._fields[:, block : block + count])
             for page, slot in zip(batch, slots, strict=False):
                 write_header(self.slot(slot), page.name, self.payload_bytes)
                 nodes.append(self.index.insert(page.digest, page.parent, slot, refs=1))
@@ -138,9 +129,7 @@ class HostTier:
             batch = slots[start : start + _COPY_AT_ONCE]
             good, reason = self._verify(batch, names[start : start + _COPY_AT_ONCE])
             for slot, block, count in _runs(batch[:good], blocks[start : start + good]):
-                source = self._blocks[slot : slot + count].transpose(0, 1)
-                self._keys[:, block : block + count].copy_(source[:, :, 0])
-                self._values[:, block : block + count].copy_(source[:, :, 1])
+                self._fields[:, block : block + count].copy_(self._slots[:, slot : slot + count])
             if reason is not None:
                 return start + good, reason
         return len(slots), None
@@ -167,7 +156,7 @@ class HostTier:
 
     def close(self) -> None:
         """Give the memory back. Nobody else may use the tier any more."""
-        del self._blocks
+        del self._slots
         os.close(self.fd)
         self._bytes.release()
         try:

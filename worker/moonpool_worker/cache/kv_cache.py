@@ -44,7 +44,7 @@ class KVCache:
         self.granularity = arena.geometry.prefix_granularity
         self.prefix_caching = prefix_caching
         self._stats = CacheStats()
-        self._pool = BlockPool(arena.num_blocks, self._spill)
+        self._pool = BlockPool(arena.blocks(0), self._spill)
         self._host: HostTier | None = None
         self._store: StoreTier | None = None
         if not prefix_caching:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from moonpool_api.namespace import NamespaceInputs, RopeInputs, namespace_hash
 from moonpool_api.quantity import format_bytes
 
+from moonpool_worker.cache.arena_plan import plan_arena
 from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.engine import memory_limit
 from moonpool_worker.kernels.interface import BackendError, select_backend
 from moonpool_worker.models.config import ModelConfig
 from moonpool_worker.models.dtype import dtype_name
+from moonpool_worker.models.registry import geometry as model_geometry
 from moonpool_worker.models.registry import load_model
 from moonpool_worker.models.runner import ModelRunner
 from moonpool_worker.settings import Settings, SettingsError
@@ -65,25 +67,28 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     checkpoint.close()
     progress("setting up the cache", 0, 0)
     memory_limit.check(limit, model.weight_bytes, settings.l1_bytes, _l2_bytes(settings))
-    geometry = config.geometry(dtype_name(model.dtype), settings.prefix_granularity)
-    blocks = DeviceArena.blocks_in(geometry, settings.l1_bytes)
-    if blocks < 2:
+    try:
+        geometry = model_geometry(config, dtype_name(model.dtype), settings.prefix_granularity)
+    except ValueError as failure:
+        raise SettingsError(f"--prefix-granularity {settings.prefix_granularity}: {failure}") from failure
+    parents = DeviceArena.parents_in(geometry, settings.l1_bytes)
+    if parents < 2:
         raise SettingsError(
             f"--l1-size {format_bytes(settings.l1_bytes)} holds less than two blocks of "
-            f"{format_bytes(geometry.bytes_per_block)}: make it larger, or --prefix-granularity smaller"
+            f"{format_bytes(plan_arena(geometry).parent_bytes)}: make it larger, or --prefix-granularity smaller"
         )
     inputs = NamespaceInputs(
         architecture=config.architecture,
         weights_digest=digest,
         weight_version=settings.weight_version,
-        dtype=geometry.dtype,
+        dtype=dtype_name(model.dtype),
         attention_backend=kernels.name,
-        rope=RopeInputs(theta=config.rope_theta),
+        rope=RopeInputs(theta=config.rope_theta, scaling=config.rope_scaling),
         geometry=geometry,
         isolation=settings.isolation,
     )
     namespace = namespace_hash(inputs)
-    arena = DeviceArena(geometry, blocks)
+    arena = DeviceArena(geometry, parents)
     store = settings.store if settings.uses_store else None
     if store is not None and settings.pod.ip:
         store = dataclasses.replace(store, hostname=settings.pod.ip)

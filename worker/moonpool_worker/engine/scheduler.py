@@ -122,7 +122,7 @@ class Scheduler:
         chunk = SequenceChunk(
             token_ids=request.token_ids[start : start + tokens],
             start=start,
-            block_ids=request.allocation.block_ids,
+            tables=(request.allocation.block_ids,),
             wants_logits=start + tokens == len(request.token_ids),
         )
         return Work(request, chunk)

@@ -14,22 +14,24 @@ import torch.nn.functional as F
 class PlainLinear:
     """``x`` [T, in] → [T, out] for a row-major weight [out, in]: where oneDNN cannot pack."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._bias = bias
         self._weight = weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight)
+        return F.linear(x, self._weight, self._bias)
 
 
 class PackedLinear:
     """As above, from a reordered copy of ``weight``; the original may be dropped."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._bias = bias
         # The layout does not depend on the number of rows, so none is promised.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from moonpool_api.geometry import GroupGeometry
 
 from moonpool_worker.engine.batch import SequenceChunk
 from moonpool_worker.kernels.blocked_attention import BLOCK, aligned, attend_block
@@ -38,12 +39,20 @@ class _Past:
 
 @dataclass(slots=True)
 class _Together:
-    """Decodes of short sequences: their step rows, arena slots [sequences * longest], and masks
-    [sequences, 1, 1, longest] of 0 and -inf."""
+    """Decodes of short sequences: their step rows, arena slots [sequences * longest], and which of these are behind
+    the sequence's end [sequences, longest]."""
 
     rows: torch.Tensor
     slots: torch.Tensor
-    mask: torch.Tensor
+    hidden: torch.Tensor
+    _mask: torch.Tensor | None = None
+
+    def mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """[sequences, 1, 1, longest] of 0 and -inf; kept for the step's other layers."""
+        if self._mask is None:
+            zeros = torch.zeros(self.hidden.shape, dtype=dtype)
+            self._mask = zeros.masked_fill_(self.hidden, float("-inf"))[:, None, None]
+        return self._mask
 
 
 @dataclass(slots=True)
@@ -62,14 +71,20 @@ class TorchKernels:
         torch.set_num_threads(usable_cpus())
         self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
 
-    def linear(self, weight: torch.Tensor) -> Linear:
-        return PackedLinear(weight) if can_pack(weight) else PlainLinear(weight)
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         # As F.rms_norm, to the bit; that one takes three times as long for the rows of a prefill.
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
         return (wide * scale).mul_(weight).to(x.dtype)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = residual.add_(x)
+        return self.rms_norm(total, weight, eps), total
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         half = x.shape[-1] // 2
@@ -83,7 +98,10 @@ class TorchKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
-    def plan(self, chunks: Sequence[SequenceChunk], block_size: int, dtype: torch.dtype, device: torch.device) -> _Plan:
+    def plan(self, chunks: Sequence[SequenceChunk], index: int, group: GroupGeometry, device: torch.device) -> _Plan:
+        if group.window is not None:
+            raise NotImplementedError("sliding windows")
+        block_size = group.rows
         self._masks.clear()
         short = {i for i, chunk in enumerate(chunks) if len(chunk.token_ids) == 1 and chunk.end <= _SHORT}
         if len(short) == 1:
@@ -92,27 +110,42 @@ class TorchKernels:
         slots: list[int] = []
         rows: list[int] = []
         row = 0
-        for index, chunk in enumerate(chunks):
-            blocks = list(chunk.block_ids[: -(-chunk.end // block_size)])
+        for number, chunk in enumerate(chunks):
+            blocks = list(chunk.tables[index][: -(-chunk.end // block_size)])
             for position in range(chunk.start, chunk.end):
                 slots.append(blocks[position // block_size] * block_size + position % block_size)
-            if index in short:
+            if number in short:
                 rows.append(row)
             else:
                 pasts.append(_past(row, chunk, blocks, block_size))
             row += len(chunk.token_ids)
-        together = _together([chunks[i] for i in sorted(short)], rows, block_size, dtype) if short else None
+        together = _together([chunks[i] for i in sorted(short)], index, rows, block_size) if short else None
         only_slot = slots[0] if len(chunks) == 1 and pasts and pasts[0].first_slot >= 0 else -1
         return _Plan(pasts, together, torch.tensor(slots, device=device), only_slot)
 
-    def write_kv(self, plan: _Plan, cache: torch.Tensor, rows: torch.Tensor) -> None:
+    def write_rows(self, plan: _Plan, cache: torch.Tensor, rows: torch.Tensor) -> None:
+        if not _is_dense(cache):
+            size = cache.shape[1]
+            cache[plan.slots // size, plan.slots % size] = rows
+            return
         flat = cache.view(-1, *cache.shape[2:])
         if plan.only_slot >= 0:
             flat[plan.only_slot : plan.only_slot + rows.shape[0]] = rows
         else:
             flat.index_copy_(0, plan.slots, rows)
 
-    def attention(self, plan: _Plan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attention(
+        self,
+        plan: _Plan,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if scale is not None or sinks is not None:
+            raise NotImplementedError("scale and sinks")
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if plan.together is not None:
             _attend_together(plan.together, q, keys, values, out)
@@ -184,16 +217,27 @@ def _past(row: int, chunk: SequenceChunk, blocks: list[int], block_size: int) ->
     )
 
 
+def _is_dense(cache: torch.Tensor) -> bool:
+    """Whether blocks lie side by side, so that rows can be numbered through."""
+    return cache.stride(0) == cache.shape[1] * cache.stride(1)
+
+
 def _rows_of(past: _Past, cache: torch.Tensor) -> torch.Tensor:
     """The first ``end`` rows of the chunk's request in one layer: [end, K, D]."""
-    if past.blocks is None:
+    size = cache.shape[1]
+    if past.blocks is None and _is_dense(cache):
         flat = cache.view(-1, *cache.shape[2:])
         return flat[past.first_slot : past.first_slot + past.end]
-    return cache.index_select(0, past.blocks).view(-1, *cache.shape[2:])[: past.end]
+    if past.blocks is None:
+        first = past.first_slot // size
+        gathered = cache[first : first + -(-past.end // size)]
+    else:
+        gathered = cache.index_select(0, past.blocks)
+    return gathered.reshape(-1, *cache.shape[2:])[: past.end]
 
 
-def _together(chunks: list[SequenceChunk], rows: list[int], block_size: int, dtype: torch.dtype) -> _Together:
-    tables = [list(chunk.block_ids[: -(-chunk.end // block_size)]) for chunk in chunks]
+def _together(chunks: list[SequenceChunk], index: int, rows: list[int], block_size: int) -> _Together:
+    tables = [list(chunk.tables[index][: -(-chunk.end // block_size)]) for chunk in chunks]
     most = max(map(len, tables))
     blocks = torch.tensor([table + table[:1] * (most - len(table)) for table in tables])
     slots = (blocks.unsqueeze(2) * block_size + torch.arange(block_size)).view(len(chunks), -1)
@@ -202,8 +246,7 @@ def _together(chunks: list[SequenceChunk], rows: list[int], block_size: int, dty
     # Behind its end a sequence sees its own first row again, which is finite, and the mask hides it: memory that was
     # never written may hold NaN, which no mask hides.
     slots = torch.where(hidden, slots[:, :1], slots)
-    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-    return _Together(torch.tensor(rows), slots.view(-1), mask.view(len(chunks), 1, 1, -1))
+    return _Together(torch.tensor(rows), slots.view(-1), hidden)
 
 
 def _attend_together(
@@ -211,16 +254,19 @@ def _attend_together(
 ) -> None:
     sequences = plan.rows.shape[0]
     _, heads, dim = q.shape
-    kv_heads = keys.shape[2]
+    size, kv_heads = keys.shape[1:3]
     everything = sequences == q.shape[0]
     mine = q if everything else q.index_select(0, plan.rows)
     folded = mine.reshape(sequences, kv_heads, heads // kv_heads, dim)
 
     def gathered(cache: torch.Tensor) -> torch.Tensor:
-        rows = cache.view(-1, kv_heads, dim).index_select(0, plan.slots)
+        if _is_dense(cache):
+            rows = cache.view(-1, kv_heads, dim).index_select(0, plan.slots)
+        else:
+            rows = cache[plan.slots // size, plan.slots % size]
         return rows.view(sequences, -1, kv_heads, dim).transpose(1, 2)
 
-    attended = F.scaled_dot_product_attention(folded, gathered(keys), gathered(values), attn_mask=plan.mask)
+    attended = F.scaled_dot_product_attention(folded, gathered(keys), gathered(values), attn_mask=plan.mask(q.dtype))
     if everything:
         out.copy_(attended.reshape(sequences, heads, dim))
     else:

@@ -1,35 +1,30 @@
-"""What an architecture needs to know about itself."""
+"""What every architecture knows about itself; a family adds its own fields."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from moonpool_api.geometry import CacheGeometry
-
-SUPPORTED_ARCHITECTURES = frozenset({"llama"})
+from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
+    """Sizes in elements, ``context_length`` in tokens. ``rope_scaling``: what changes RoPE besides theta, flat."""
+
     architecture: str
     layers: int
     hidden: int
+    vocab: int
+    context_length: int
+    rope_theta: float
+    rope_scaling: dict[str, float | int | str] = field(default_factory=dict)
+    norm_eps: float
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig(ModelConfig):
+    """With grouped-query attention and a gated feed-forward layer."""
+
     heads: int
     kv_heads: int
     head_dim: int
     ffn: int
-    vocab: int
-    context_length: int
-    rope_theta: float
-    norm_eps: float
-    tied: bool
-
-    def geometry(self, dtype: str, prefix_granularity: int) -> CacheGeometry:
-        """The shape of this model's cached KV. ``dtype`` is ``float32`` or ``bfloat16``."""
-        return CacheGeometry(
-            layers=self.layers,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            dtype=dtype,
-            prefix_granularity=prefix_granularity,
-        )

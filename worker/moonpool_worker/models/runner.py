@@ -6,19 +6,17 @@ import torch
 
 from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.engine.batch import StepBatch
-from moonpool_worker.models.config import ModelConfig
-from moonpool_worker.models.llama import LlamaModel
+from moonpool_worker.models.family import Model
 
 
 class ModelRunner:
-    """Binds a loaded model to the arena that holds its KV."""
+    """Binds a loaded model to the arena that holds its cache."""
 
-    def __init__(self, model: LlamaModel, arena: DeviceArena) -> None:
+    def __init__(self, model: Model, arena: DeviceArena) -> None:
         self.model, self.arena = model, arena
-        self.config: ModelConfig = model.config
         self.geometry = arena.geometry
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """float32 logits [chunks that want them, vocab], in batch order; this step's KV is in the arena afterwards."""
-        return self.model.forward(batch, self.arena.keys, self.arena.values)
+        return self.model.forward(batch, self.arena)

@@ -14,10 +14,11 @@ import gguf
 import torch
 from safetensors.torch import save_file
 
-from moonpool_worker.models.config import ModelConfig
+from moonpool_worker.models.config import AttentionConfig, ModelConfig
 from moonpool_worker.models.dtype import resolve_dtype
 from moonpool_worker.tokenizer.tokenizer import Tokenizer
 from moonpool_worker.weights.checkpoint import Checkpoint
+from moonpool_worker.weights.errors import ModelLoadError
 from moonpool_worker.weights.open import open_checkpoint
 
 #: What transformers calls the classes of our architectures.
@@ -55,6 +56,8 @@ def _whole(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torch.Tenso
 
 
 def _config(config: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict:
+    if not isinstance(config, AttentionConfig) or config.architecture not in _CLASSES:
+        raise ModelLoadError(f"{config.architecture} cannot be exported; only {', '.join(_CLASSES)} can")
     return {
         "architectures": [_CLASSES[config.architecture]],
         "model_type": config.architecture,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from moonpool_worker.models.config import SUPPORTED_ARCHITECTURES, ModelConfig
+from moonpool_worker.models.config import ModelConfig
 from moonpool_worker.tokenizer.from_folder import TOKENIZER_FILES, tokenizer_from_folder
 from moonpool_worker.tokenizer.tokenizer import Tokenizer
 from moonpool_worker.weights.digest import PinnedFile, digest_of
@@ -63,7 +64,7 @@ class SafetensorsCheckpoint:
         if len(shape) == 1:
             yield 0, values[:]
             return
-        step = max(1, _SLICE // shape[1])
+        step = max(1, _SLICE // math.prod(shape[1:]))
         for first in range(0, shape[0], step):
             yield first, values[first : first + step]
 
@@ -85,31 +86,18 @@ def _config(path: Path) -> ModelConfig:
     except (OSError, ValueError) as fault:
         raise ModelLoadError(f"{path / 'config.json'} cannot be read: {fault}") from fault
     architecture = raw.get("model_type", "")
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(sorted(SUPPORTED_ARCHITECTURES))
+    # Imported here: families read tensors, and so know this package.
+    from moonpool_worker.models.registry import families
+
+    family = families().get(architecture)
+    if family is None:
+        supported = ", ".join(sorted(families()))
         raise ModelLoadError(
             f"{path} is of architecture {architecture!r}, which is not supported; supported: {supported}"
         )
-    rope = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", rope.get("rope_type", "default")))
-    if kind != "default":
-        raise ModelLoadError(f"{path} wants RoPE scaling {kind!r}, which is not supported")
     try:
-        heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
-        return ModelConfig(
-            architecture=architecture,
-            layers=raw["num_hidden_layers"],
-            hidden=hidden,
-            heads=heads,
-            kv_heads=raw.get("num_key_value_heads", heads),
-            head_dim=raw.get("head_dim") or hidden // heads,
-            ffn=raw["intermediate_size"],
-            vocab=raw["vocab_size"],
-            context_length=raw["max_position_embeddings"],
-            rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
-            norm_eps=float(raw["rms_norm_eps"]),
-            tied=bool(raw.get("tie_word_embeddings", False)),
-        )
+        return family.read_config(raw)
     except KeyError as missing:
         raise ModelLoadError(f"{path / 'config.json'} lacks {missing}") from missing
+    except (TypeError, ValueError, ZeroDivisionError) as fault:
+        raise ModelLoadError(f"{path / 'config.json'} describes what is not supported: {fault}") from fault

@@ -1,0 +1,1 @@
+"""One file per family; the registry finds them."""
