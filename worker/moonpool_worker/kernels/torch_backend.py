@@ -20,6 +20,7 @@ from moonpool_worker.kernels.blocked_attention import BLOCK, aligned, attend_blo
 from moonpool_worker.kernels.interface import Linear
 from moonpool_worker.kernels.packed_linear import PackedLinear, PlainLinear, can_pack
 from moonpool_worker.kernels.threads import usable_cpus
+from moonpool_worker.kernels.torch_scans import TorchScans
 
 #: Decodes with no more positions than this are gathered and attended in one call: a copy is cheaper than a call.
 _SHORT = 384
@@ -64,7 +65,7 @@ class _Plan:
     only_slot: int
 
 
-class TorchKernels:
+class TorchKernels(TorchScans):
     name = "torch"
 
     def __init__(self) -> None:
