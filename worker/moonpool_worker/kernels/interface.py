@@ -55,6 +55,10 @@ class Kernels(Protocol):
         """[T, 2 * ffn] (gate, up) → silu(gate) * up, [T, ffn]."""
         ...
 
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * ffn] (gate, up) → gelu(gate) * up with GELU's tanh approximation, [T, ffn]."""
+        ...
+
     # -- history: attention over paged rows ------------------------------------------------------------------------
 
     def plan(
