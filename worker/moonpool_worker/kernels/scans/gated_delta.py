@@ -56,7 +56,7 @@ def _step(
     keys = k.float().flatten(0, 1).unsqueeze(1)  # [B * H, 1, Dk]
     held = torch.bmm(keys, flat).view(batch, heads, -1)
     update = (v.float() - held) * beta.float().unsqueeze(-1)
-    flat.baddbmm_(keys.transpose(1, 2), update.flatten(0, 1).unsqueeze(1))
+    flat.addcmul_(keys.transpose(1, 2), update.flatten(0, 1).unsqueeze(1))
     attended = torch.bmm(q.float().flatten(0, 1).unsqueeze(1), flat)
     return attended.view(batch, heads, -1), state
 

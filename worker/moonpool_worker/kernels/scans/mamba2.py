@@ -47,8 +47,8 @@ def _step(
     batch, groups, width = b.shape
     grouped = state.view(batch * groups, -1, width)  # [B * G, H / G * Dv, N]
     inputs = (x * dt.unsqueeze(-1)).view(batch * groups, -1, 1)
-    grouped.baddbmm_(inputs, b.reshape(batch * groups, 1, width))
-    y = torch.bmm(grouped, c.reshape(batch * groups, width, 1))
+    grouped.addcmul_(inputs, b.reshape(batch * groups, 1, width))
+    y = torch.bmm(c.reshape(batch * groups, 1, width), grouped.transpose(1, 2))
     return y.view(batch, heads, -1), state
 
 

@@ -34,11 +34,11 @@ class Segment:
 @dataclass(slots=True)
 class Decodes:
     """One row each: ``rows`` [B] (all of the step's rows: a slice), ``sources`` [B]; state ``which[i]`` is stored to
-    block ``targets[i]``."""
+    block ``targets[i]``, state ``i`` where ``which`` is None."""
 
     rows: torch.Tensor | slice
     sources: torch.Tensor
-    which: torch.Tensor
+    which: torch.Tensor | None
     targets: torch.Tensor
 
 
@@ -69,7 +69,7 @@ def plan_states(chunks: Sequence[SequenceChunk], index: int, device: torch.devic
         decodes = Decodes(
             rows=slice(0, row) if len(rows) == row else torch.tensor(rows, device=device),
             sources=torch.tensor(sources, device=device),
-            which=torch.tensor([which for which, _ in stores], device=device),
+            which=None if len(stores) == len(rows) else torch.tensor([which for which, _ in stores], device=device),
             targets=torch.tensor([block for _, block in stores], device=device),
         )
     return StatePlan(decodes, segments)
@@ -104,7 +104,7 @@ def run(plan: StatePlan, states: torch.Tensor, step: Step, scan: Scan) -> None:
     if plan.decodes is not None:
         decodes = plan.decodes
         after = step(decodes.rows, states[decodes.sources])
-        states[decodes.targets] = after[decodes.which]
+        states[decodes.targets] = after if decodes.which is None else after[decodes.which]
     for segment in plan.segments:
         after = scan(slice(segment.first, segment.last), states[segment.source])
         for block in segment.targets:
