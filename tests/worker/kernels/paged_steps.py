@@ -84,7 +84,8 @@ def make_step(
         table = [free.pop(0) if (i + 1) * page > needed else 0 for i in range(-(-(start + count) // page))]
         past = [torch.randn(start, *row).to(dtype) for row in rows]
         for cache, plane in zip(caches, past, strict=True):
-            for position in range(needed, start):
+            # Blocks are written and kept whole: what a window has passed in its first block is there.
+            for position in range(needed // page * page, start):
                 cache[table[position // page], position % page] = plane[position]
         mine = slice(first, first + count)
         seen = [torch.cat([old, plane[mine]]) for old, plane in zip(past, new, strict=True)]

@@ -1,7 +1,7 @@
-"""Causal attention of many rows in bfloat16, as plain products over blocks of rows.
+"""Causal attention of a block of rows, as plain products.
 
 torch's flash kernel reaches a quarter of a CPU's bfloat16 rate where there is no AMX; oneDNN's products reach most of
-it. Scores are rounded to bfloat16 between the two products, as in transformers' eager attention.
+it. Scores are rounded to the inputs' type between the two products, as in transformers' eager attention.
 """
 
 from __future__ import annotations
@@ -20,20 +20,30 @@ def aligned(start: int, end: int) -> tuple[int, int]:
 
 
 def attend_block(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, triangle: torch.Tensor, out: torch.Tensor
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None = None,
 ) -> None:
-    """One block of rows, the last of ``keys``.
+    """``q`` [rows, H, D], whose last row sees the last of ``keys`` [positions, K, D], ``values`` [positions, K, Dv].
 
-    ``q`` [BLOCK, H, D], scaled; ``keys``, ``values`` [end, K, D]; ``triangle`` [BLOCK, BLOCK], -inf above its diagonal;
-    writes ``out`` [BLOCK, H, D].
+    ``mask`` [rows, width], added to the scores of the last ``width`` positions; ``sinks`` [H], logits without a value;
+    writes ``out`` [rows, H, Dv].
     """
     rows, heads, dim = q.shape
-    end, kv_heads, _ = keys.shape
+    positions, kv_heads, _ = keys.shape
     group = heads // kv_heads
+    scaled = q * scale
     for head in range(kv_heads):
         mine = slice(head * group, (head + 1) * group)
-        folded = q[:, mine].transpose(0, 1).reshape(group * rows, dim)
+        folded = scaled[:, mine].transpose(0, 1).reshape(group * rows, dim)
         scores = torch.mm(folded, keys[:, head].t())
-        scores.view(group, rows, end)[..., end - rows :] += triangle
-        weights = torch.softmax(scores, dim=-1)
-        out[:, mine].copy_(torch.mm(weights, values[:, head]).view(group, rows, dim).transpose(0, 1))
+        scores.view(group, rows, positions)[..., positions - mask.shape[1] :] += mask
+        if sinks is not None:
+            column = sinks[mine].to(scores.dtype).repeat_interleave(rows).unsqueeze(1)
+            scores = torch.cat([scores, column], dim=1)
+        weights = torch.softmax(scores, dim=-1)[:, :positions]
+        out[:, mine].copy_(torch.mm(weights, values[:, head]).view(group, rows, -1).transpose(0, 1))
