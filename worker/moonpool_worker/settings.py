@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moonpool_worker.cache.store_tier.options import StoreOptions
+from moonpool_worker.supervisor.handover import Supervised
 
 
 class SettingsError(Exception):
@@ -32,7 +33,7 @@ class Settings:
     """Sizes in bytes, times in seconds; ``None`` for what the model decides.
 
     ``podinfo``: the downward-API folder, None for a worker without a cluster. ``l3_master``: host:port of a Mooncake
-    master to use without a grant.
+    master to use without a grant. ``supervised``: what the supervisor handed over, None without one.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Settings:
     drain_timeout: float = 60.0
     log_request_stats: bool = False
     pod: Pod = field(default_factory=Pod)
+    supervised: Supervised | None = None
 
     def check(self) -> None:
         """Raises SettingsError for values that contradict each other."""

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit; for ``serve`` this process becomes the supervisor of the one that does."""
+    from moonpool_worker.supervisor.handover import wants_supervisor
+
+    arguments = sys.argv[1:]
+    if wants_supervisor(arguments):
+        from moonpool_worker.supervisor.loop import supervise
+
+        sys.exit(supervise([sys.executable, "-m", "moonpool_worker", *arguments]))
+
     from moonpool_worker.cli.app import app
 
     app(prog_name="moonpool-worker")

@@ -45,6 +45,7 @@ def serve(
     served_name: flags.ServedName = None,
     drain_timeout: flags.DrainTimeout = "60s",
     log_request_stats: flags.LogRequestStats = False,
+    supervise: flags.Supervise = True,
     weight_version: flags.WeightVersion = "",
     isolation: flags.Isolation = "",
     podinfo: flags.Podinfo = None,
@@ -71,6 +72,7 @@ def serve(
     from moonpool_worker.cli.barriers import forbid_spinning
     from moonpool_worker.cli.serve import serve_until_stopped
     from moonpool_worker.settings import Pod, Settings
+    from moonpool_worker.supervisor.handover import Supervised
 
     forbid_spinning()
     settings = Settings(
@@ -103,6 +105,7 @@ def serve(
         drain_timeout=flags.duration("--drain-timeout", drain_timeout),
         log_request_stats=log_request_stats,
         pod=Pod.from_environment(),
+        supervised=Supervised.from_environment() if supervise else None,
     )
     code = serve_until_stopped(settings)
     sys.stdout.flush()

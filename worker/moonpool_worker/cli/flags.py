@@ -54,6 +54,10 @@ DrainTimeout = Annotated[
     typer.Option(metavar="DURATION", help="How long requests may take to finish on shutdown.", rich_help_panel=SERVING),
 ]
 LogRequestStats = Annotated[bool, typer.Option(help="A JSON line per request.", rich_help_panel=SERVING)]
+#: Heeded before the command line is parsed: see ``supervisor.handover``.
+Supervise = Annotated[
+    bool, typer.Option(help="Restart an engine that crashes, and keep its L2.", rich_help_panel=SERVING)
+]
 
 WeightVersion = Annotated[
     str, typer.Option(metavar="VERSION", help="Name of these weights; part of the namespace.", rich_help_panel=IDENTITY)

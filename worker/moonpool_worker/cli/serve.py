@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 def serve_until_stopped(settings: Settings) -> int:
     """The exit code of the process."""
+    if settings.supervised is not None:
+        settings.supervised.end_with_parent()
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

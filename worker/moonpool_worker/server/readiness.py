@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moonpool_worker.server.worker import Worker
 
+#: A gateway (smg 1.13.0) drains a worker that is not ready for 5 s and does not see it come back within that time: one
+#: that returns faster gets no requests until the next resync, 50 s later. Two failed probes take up to 4 s.
+RETURN_AFTER = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``reason``: "", Loading, NamespaceNotVerified, Draining or EngineDead."""
+    """``reason``: "", Loading, NamespaceNotVerified, Returning, Draining or EngineDead."""
 
     ready: bool
     reason: str = ""
@@ -24,6 +29,7 @@ class Verdict:
 class Readiness:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._started = time.monotonic()
 
     def check(self) -> Verdict:
         worker = self._worker
@@ -46,4 +52,7 @@ class Readiness:
                     "NamespaceNotVerified",
                     f"the operator verified namespace {verified[:16]}…, this worker loaded {loaded.namespace[:16]}…",
                 )
+            supervised = worker.settings.supervised
+            if supervised is not None and supervised.crashes and time.monotonic() < self._started + RETURN_AFTER:
+                return Verdict(False, "Returning", "the engine was restarted too fast for the gateway to notice")
         return Verdict(True)
