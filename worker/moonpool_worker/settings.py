@@ -32,8 +32,9 @@ class Pod:
 class Settings:
     """Sizes in bytes, times in seconds; ``None`` for what the model decides.
 
-    ``podinfo``: the downward-API folder, None for a worker without a cluster. ``l3_master``: host:port of a Mooncake
-    master to use without a grant. ``supervised``: what the supervisor handed over, None without one.
+    L2 has ``l2_bytes``, else ``l2_ratio`` times L1, else as much as L1. ``podinfo``: the downward-API folder, None for
+    a worker without a cluster. ``l3_master``: host:port of a Mooncake master to use without a grant. ``supervised``:
+    what the supervisor handed over, None without one.
     """
 
     model: str
@@ -51,7 +52,8 @@ class Settings:
     max_waiting: int = 512
     prefix_caching: bool = True
     l1_bytes: int = 512 << 20
-    l2_bytes: int = 512 << 20
+    l2_bytes: int | None = None
+    l2_ratio: float | None = None
     l3: bool = False
     l3_master: str = ""
     l3_tenant: str = "default"

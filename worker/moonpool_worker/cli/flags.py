@@ -101,7 +101,14 @@ PrefixGranularity = Annotated[
     ),
 ]
 L1Size = Annotated[str, typer.Option(metavar="SIZE", help="Device memory for KV.", rich_help_panel=CACHE)]
-L2Size = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for KV; 0: off.", rich_help_panel=CACHE)]
+L2Size = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Host memory for KV; 0: off; unset: by --l2-ratio.", rich_help_panel=CACHE),
+]
+L2Ratio = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="RATIO", help="L2 as a multiple of L1; unset: 1.", rich_help_panel=CACHE),
+]
 
 L3 = Annotated[bool, typer.Option(help="Use the store that the operator grants.", rich_help_panel=STORE)]
 L3Master = Annotated[

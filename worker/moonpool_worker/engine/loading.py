@@ -13,6 +13,7 @@ from moonpool_worker.cache.arena_plan import plan_arena
 from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.engine import memory_limit
+from moonpool_worker.engine.memory_limit import HostMemory, container_limit
 from moonpool_worker.kernels.interface import BackendError, select_backend
 from moonpool_worker.models.config import ModelConfig
 from moonpool_worker.models.dtype import dtype_name
@@ -52,8 +53,10 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     except BackendError as failure:
         raise SettingsError(str(failure)) from failure
     config = checkpoint.config
-    limit = memory_limit.container_limit()
-    memory_limit.check(limit, 0, settings.l1_bytes, _l2_bytes(settings))
+    limit = container_limit()
+    l2_bytes = _l2_bytes(settings)
+    # Before the weights are read: what cannot fit without them is refused at once.
+    HostMemory(0, settings.l1_bytes, l2_bytes).check(limit)
     if settings.max_model_len is not None and settings.max_model_len > config.context_length:
         raise SettingsError(
             f"--max-model-len {settings.max_model_len} is more than the model's context of {config.context_length}"
@@ -66,7 +69,7 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     tokenizer = checkpoint.tokenizer()
     checkpoint.close()
     progress("setting up the cache", 0, 0)
-    memory_limit.check(limit, model.weight_bytes, settings.l1_bytes, _l2_bytes(settings))
+    HostMemory(model.weight_bytes, settings.l1_bytes, l2_bytes).check(limit)
     try:
         geometry = model_geometry(config, dtype_name(model.dtype), settings.prefix_granularity)
     except ValueError as failure:
@@ -92,7 +95,7 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     store = settings.store if settings.uses_store else None
     if store is not None and settings.pod.ip:
         store = dataclasses.replace(store, hostname=settings.pod.ip)
-    cache = KVCache(arena, namespace, _l2_bytes(settings), store, settings.prefix_caching)
+    cache = KVCache(arena, namespace, l2_bytes, store, settings.prefix_caching)
     l1_tokens = cache.usable_blocks * geometry.prefix_granularity
     return Loaded(
         config=config,
@@ -110,4 +113,6 @@ def load(settings: Settings, progress: Progress) -> Loaded:
 
 
 def _l2_bytes(settings: Settings) -> int:
-    return settings.l2_bytes if settings.prefix_caching else 0
+    if not settings.prefix_caching:
+        return 0
+    return memory_limit.l2_bytes(settings.l2_bytes, settings.l2_ratio, settings.l1_bytes)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 from moonpool_api.quantity import format_bytes
 
 from moonpool_worker.settings import SettingsError
 
-#: What the process needs besides weights and tiers: Python, torch, activations, tokenizer, the L3 client.
+#: What the processes need besides weights and tiers: Python, torch, activations, tokenizer, L3 client, supervisor.
 OVERHEAD = 700 * 10**6
+DEFAULT_RATIO = 1.0
+#: 8 bytes for each page of 4,096.
+_PAGES_PER_TABLE_BYTE = 512
 _ROOT = Path("/sys/fs/cgroup")
 #: cgroup v1 says "no limit" with a number near 2^63.
 _UNLIMITED = 1 << 60
@@ -29,17 +34,43 @@ def container_limit(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -
     return min(limits, default=None)
 
 
-def check(limit: int | None, weights: int, l1: int, l2: int) -> None:
-    """Raises SettingsError with the sum when it is more than ``limit``. Bytes."""
-    total = weights + l1 + l2 + OVERHEAD
-    if limit is None or total <= limit:
-        return
-    parts = f"{format_bytes(weights)} weights + " if weights else ""
-    raise SettingsError(
-        f"the memory limit of this container is {format_bytes(limit)}, but {parts}{format_bytes(l1)} L1 + "
-        f"{format_bytes(l2)} L2 + {format_bytes(OVERHEAD)} overhead = {format_bytes(total)}: "
-        "raise the limit, or make --l1-size or --l2-size smaller"
-    )
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What a worker needs of its container's memory, in bytes. With a device, weights and L1 are the device's: 0."""
+
+    weights: int
+    l1: int
+    l2: int
+
+    @property
+    def page_tables(self) -> int:
+        """Every process that maps memory pays for its page tables: L1 has one, L2 the engine and the L3 client."""
+        return (self.l1 + 2 * self.l2) // _PAGES_PER_TABLE_BYTE
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.l1 + self.l2 + self.page_tables + OVERHEAD
+
+    def check(self, limit: int | None) -> None:
+        """Raises SettingsError with the sum, and the largest L2 that fits, when it is more than ``limit`` bytes."""
+        if limit is None or self.total <= limit:
+            return
+        parts = [(self.weights, "weights"), (self.l1, "L1"), (self.l2, "L2"), (self.page_tables, "page tables")]
+        terms = [f"{format_bytes(size)} {name}" for size, name in [*parts, (OVERHEAD, "overhead")] if size]
+        room = limit - dataclasses.replace(self, l2=0).total
+        largest = room * _PAGES_PER_TABLE_BYTE // (_PAGES_PER_TABLE_BYTE + 2) >> 20
+        remedy = f"lower --l2-size to {largest}Mi" if self.l2 and largest > 0 else "make --l1-size or --l2-size smaller"
+        raise SettingsError(
+            f"the memory limit of this container is {format_bytes(limit)}, but {' + '.join(terms)} = "
+            f"{format_bytes(self.total)}: raise the limit, or {remedy}"
+        )
+
+
+def l2_bytes(size: int | None, ratio: float | None, l1: int) -> int:
+    """Bytes of L2: ``size`` if given, else ``ratio`` times L1, else as large as L1."""
+    if size is not None:
+        return size
+    return int(l1 * (DEFAULT_RATIO if ratio is None else ratio))
 
 
 def _candidates(root: Path, own: Path) -> list[tuple[Path, str]]:
