@@ -40,10 +40,13 @@ class TensorReader:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def read(self, *names: str) -> torch.Tensor:
-        """The tensors below one another: [sum of rows, width], or the vector itself for a single one."""
+    def read(self, *names: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The tensors below one another: [sum of rows, width], or the vector itself for a single one.
+
+        ``dtype`` where a tensor needs more precision than the model has.
+        """
         shapes = [self._shapes[name] for name in names]
-        stacked = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=self.dtype)
+        stacked = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=dtype or self.dtype)
         parts = stacked.split([shape[0] for shape in shapes])
         list(self._pool.map(self._fill, names, parts))
         self._done += sum(self._checkpoint.size(name) for name in names)
