@@ -142,8 +142,8 @@ class TorchAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         if plan.together is not None:
-            gathered = (_gather(plan.together, cache) for cache in (keys, values))
-            _attend_together(plan.together, q, *gathered, out, scale, sinks)
+            seen_keys, seen_values = _gather(plan.together, keys), _gather(plan.together, values)
+            _attend_together(plan.together, q, seen_keys, seen_values, out, scale, sinks)
         for past in plan.pasts:
             mine = slice(past.row, past.row + past.rows)
             _attend(plan, past, q[mine], _rows_of(past, keys), _rows_of(past, values), out[mine], scale, sinks)

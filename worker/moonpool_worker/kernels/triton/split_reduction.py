@@ -14,8 +14,8 @@ import triton.language as tl
 
 from moonpool_worker.kernels.triton.step_plan import REDUCTION_FIELDS, Work
 
-#: Pieces that are read at once.
-_PIECES = 16
+#: Partial results that are read at once: pieces times elements.
+_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,6 @@ def reduce_splits(
     split_reduction_kernel[(tiles * queries * heads,)](
         partials.values, partials.weights, sinks, out, work.reductions,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, SLICE=slice_heads, SLICES=slices, QUERIES=queries, DIM=dim,
-        BLOCK_D=triton.next_power_of_2(dim), BLOCK_M=partials.values.shape[2], PIECES=_PIECES,
-        FIELDS=REDUCTION_FIELDS, SINKS=sinks is not None, num_warps=4 if dim > 128 else 2,
+        BLOCK_D=triton.next_power_of_2(dim), BLOCK_M=partials.values.shape[2], PIECES=max(4, _AT_ONCE // triton.next_power_of_2(dim)),
+        FIELDS=REDUCTION_FIELDS, SINKS=sinks is not None, num_warps=4,
     )  # fmt: skip

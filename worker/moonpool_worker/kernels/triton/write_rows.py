@@ -13,7 +13,14 @@ _BLOCK = 1024
 
 @triton.jit
 def write_rows_kernel(
-    rows_ptr, cache_ptr, slots_ptr, row_stride, block_stride, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    rows_ptr,
+    cache_ptr,
+    slots_ptr,
+    row_stride,
+    block_stride,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
