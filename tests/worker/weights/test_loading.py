@@ -117,7 +117,16 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
 
 
 def test_rope_scaling_is_refused_rather_than_ignored(tmp_path: Path) -> None:
-    assert "yarn" in refusal(tiny_gguf.write(tmp_path / "m.gguf", type="yarn"))
+    assert "longrope" in refusal(tiny_gguf.write(tmp_path / "m.gguf", type="longrope"))
+    assert "llama.rope.scaling.factor" in refusal(tiny_gguf.write(tmp_path / "n.gguf", type="linear"))
+
+
+def test_rope_scaling_of_a_gguf_is_applied(tmp_path: Path) -> None:
+    plain, _ = load(tiny_gguf.write(tmp_path / "a.gguf"))
+    stretched = tiny_gguf.write(tmp_path / "b.gguf", type="linear", factor=2.0)
+    with checkpoint(stretched) as opened:
+        assert opened.config.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+    assert not torch.equal(load(stretched)[0], plain)
 
 
 def test_missing_and_unknown_tensors_are_named(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ def tensors() -> dict[str, np.ndarray]:
     return named
 
 
-def write(path: Path, named: dict[str, np.ndarray] | None = None, architecture: str = "llama", **scaling: str) -> Path:
+def write(
+    path: Path, named: dict[str, np.ndarray] | None = None, architecture: str = "llama", **scaling: str | float
+) -> Path:
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
@@ -46,7 +48,8 @@ def write(path: Path, named: dict[str, np.ndarray] | None = None, architecture: 
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     for key, value in scaling.items():
-        writer.add_string(f"{architecture}.rope.scaling.{key}", value)
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"{architecture}.rope.scaling.{key}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(TOKENS)

@@ -63,7 +63,7 @@ class GroupedProduct:
 def grouped_linear(
     kernels: Kernels, count: int, weight: Callable[[int], torch.Tensor], bias: torch.Tensor | None = None
 ) -> GroupedLinear:
-    """``weight(expert)`` [out, in] is read one by one, so that only one stands in memory twice; ``bias`` [count, out]."""
+    """``weight(expert)`` [out, in] is read one by one: only one stands in memory twice. ``bias`` [count, out]."""
     first = weight(0)
     if first.device.type != "cpu":
         stacked = first.new_empty(count, *first.shape)

@@ -19,7 +19,9 @@ from moonpool_worker.engine.batch import StepBatch
 from moonpool_worker.kernels.interface import Kernels, Linear
 from moonpool_worker.models.config import AttentionConfig, ModelConfig
 from moonpool_worker.models.family import Cache, Family, GGUFForm
-from moonpool_worker.models.rope import no_scaling, rope_table
+from moonpool_worker.models.gguf_names import GGUF_LAYER, GGUF_TOP, gguf_config
+from moonpool_worker.models.read_config import decoder_fields
+from moonpool_worker.models.rope import rope_table
 from moonpool_worker.models.rows import last_rows, positions, token_ids
 from moonpool_worker.weights.tensor_reader import TensorReader
 
@@ -89,7 +91,9 @@ class LlamaModel:
         self.norm = reader.read(_NORM)
         self.layers = [_Layer.read(reader, kernels, number) for number in range(config.layers)]
         self.head = kernels.linear(self.embedding if config.tied else reader.read(_HEAD))
-        self._cos, self._sin = rope_table(config.head_dim, config.context_length, config.rope_theta, self.dtype)
+        self._cos, self._sin = rope_table(
+            config.head_dim, config.context_length, config.rope_theta, self.dtype, config.rope_scaling
+        )
 
     @property
     def weight_bytes(self) -> int:
@@ -135,37 +139,7 @@ def groups(config: AttentionConfig, dtype: str, granularity: int) -> tuple[Group
 
 
 def read_config(raw: Mapping[str, Any]) -> AttentionConfig:
-    heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
-    return AttentionConfig(
-        architecture="llama",
-        layers=raw["num_hidden_layers"],
-        hidden=hidden,
-        heads=heads,
-        kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or hidden // heads,
-        ffn=raw["intermediate_size"],
-        vocab=raw["vocab_size"],
-        context_length=raw["max_position_embeddings"],
-        rope_theta=no_scaling(raw),
-        norm_eps=float(raw["rms_norm_eps"]),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-    )
-
-
-def _gguf_config(get: Callable[..., Any]) -> dict[str, Any]:
-    heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
-    return {
-        "num_hidden_layers": int(get("block_count")),
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": int(get("attention.head_count_kv", heads)),
-        "head_dim": int(get("attention.key_length", hidden // heads)),
-        "intermediate_size": int(get("feed_forward_length")),
-        "max_position_embeddings": int(get("context_length")),
-        "rope_theta": float(get("rope.freq_base", 10000.0)),
-        "rope_scaling": {"rope_type": get("rope.scaling.type", "default").replace("none", "default") or "default"},
-        "rms_norm_eps": float(get("attention.layer_norm_rms_epsilon")),
-    }
+    return AttentionConfig(architecture="llama", **decoder_fields(raw))
 
 
 def _undo(name: str, config: ModelConfig) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -182,25 +156,11 @@ def _undo(name: str, config: ModelConfig) -> Callable[[np.ndarray], np.ndarray] 
     return unpermute
 
 
-#: GGUF's names of a plain decoder's tensors; families with more of them add theirs.
-GGUF_LAYER = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
-GGUF_TOP = {"token_embd.weight": _EMBEDDING, "output_norm.weight": _NORM, "output.weight": _HEAD}
-
 FAMILY = Family(
     model_types=("llama",),
     read_config=read_config,
     tensor_shapes=tensor_shapes,
     groups=groups,
     build=LlamaModel,
-    gguf=(GGUFForm("llama", _gguf_config, GGUF_LAYER, GGUF_TOP, _undo),),
+    gguf=(GGUFForm("llama", gguf_config, GGUF_LAYER, GGUF_TOP, _undo),),
 )
