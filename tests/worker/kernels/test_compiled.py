@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from moonpool_worker.kernels.triton.compile_check import SHARED_MEMORY, Compiled, cases_of
 
 pytestmark = [pytest.mark.compiled, pytest.mark.slow]

@@ -107,12 +107,27 @@ def test_a_packed_weight_multiplies_like_a_plain_one(dtype: torch.dtype, rows: i
     torch.testing.assert_close(PackedLinear(weight)(x).double(), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_backends_that_cannot_run_are_refused() -> None:
+def test_backends_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert select_backend("auto").name == "torch"
     with pytest.raises(BackendError, match="needs a GPU"):
         select_backend("triton")
     with pytest.raises(BackendError, match="flash"):
         select_backend("flash")
+
+
+def test_the_interpreter_stands_in_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert select_backend("triton").name == "triton"
+    assert select_backend("auto").name == "torch"
+
+
+def test_auto_takes_triton_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    chosen = select_backend("auto")
+    assert (chosen.name, chosen.device.type) == ("triton", "cuda")
 
 
 def test_threads_follow_the_cpu_quota(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ several planes), the others are contiguous; two blocks with consecutive ids are 
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -30,6 +32,8 @@ class Linear(Protocol):
 
 class Kernels(Protocol):
     name: str
+    #: Where weights, cache and inputs are to live.
+    device: torch.device
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -160,11 +164,22 @@ class BackendError(ValueError):
 
 
 def select_backend(name: str) -> Kernels:
-    """``auto`` and ``torch`` give the torch backend. Raises BackendError for one that is not here."""
-    if name in ("auto", "torch"):
+    """``torch``, for CPUs, or ``triton``, for GPUs; ``auto`` takes what fits this machine.
+
+    TRITON_INTERPRET=1 lets ``triton`` run without a GPU, for tests. Raises BackendError for one that is not here.
+    """
+    if name == "auto":
+        name = "triton" if torch.cuda.is_available() else "torch"
+    if name == "torch":
         from moonpool_worker.kernels.torch_backend import TorchKernels
 
         return TorchKernels()
     if name == "triton":
-        raise BackendError("attention backend triton needs a GPU; use auto or torch here")
-    raise BackendError(f"there is no attention backend {name!r}; use auto or torch")
+        if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+            raise BackendError("attention backend triton needs a GPU; use auto or torch here")
+        if importlib.util.find_spec("triton") is None:
+            raise BackendError("attention backend triton needs the package triton, which is not installed here")
+        from moonpool_worker.kernels.triton.backend import TritonKernels
+
+        return TritonKernels()
+    raise BackendError(f"there is no attention backend {name!r}; use auto, torch or triton")

@@ -14,6 +14,7 @@ from moonpool_worker.kernels.torch_scans import TorchScans
 
 class TorchKernels(TorchAttention, TorchScans):
     name = "torch"
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         torch.set_num_threads(usable_cpus())

@@ -154,12 +154,12 @@ def latent_attention_kernel(
         # All rows of the tile see all of these, so nothing is compared.
         everyone = tl.maximum(begin, tl.minimum(end, (first + 1) // BLOCK_N * BLOCK_N))
         acc, top, total = attend_latent(
-            acc, top, total, q, q_turned, q_at, live, latent_ptr, table_ptr, begin, everyone, 0, position, scale, block_stride,
-            window, RANK, TURNED, BLOCK_R, BLOCK_T, ROWS, BLOCK_N, PART, False, False, PRECISION,
+            acc, top, total, q, q_turned, q_at, live, latent_ptr, table_ptr, begin, everyone, 0, position, scale,
+            block_stride, window, RANK, TURNED, BLOCK_R, BLOCK_T, ROWS, BLOCK_N, PART, False, False, PRECISION,
         )  # fmt: skip
     acc, top, total = attend_latent(
-        acc, top, total, q, q_turned, q_at, live, latent_ptr, table_ptr, everyone, end, first_seen, position, scale, block_stride,
-        window, RANK, TURNED, BLOCK_R, BLOCK_T, ROWS, BLOCK_N, PART, True, WINDOW, PRECISION,
+        acc, top, total, q, q_turned, q_at, live, latent_ptr, table_ptr, everyone, end, first_seen, position, scale,
+        block_stride, window, RANK, TURNED, BLOCK_R, BLOCK_T, ROWS, BLOCK_N, PART, True, WINDOW, PRECISION,
     )  # fmt: skip
 
     # A row of a tile may see nothing of this piece, and its weight is then zero.
@@ -208,8 +208,9 @@ def latent_attention(
             HEADS=heads, SLICE=slice_heads, SLICES=slices, RANK=value_dim, TURNED=dim - value_dim,
             BLOCK_R=max(16, triton.next_power_of_2(value_dim)),
             BLOCK_T=max(16, triton.next_power_of_2(dim - value_dim)), ROWS=plan.rows, BLOCK_M=shape.block_m,
-            BLOCK_N=shape.block_n, FIELDS=WORK_FIELDS, PART=float32_part(q.dtype, value_dim), WINDOW=plan.window is not None, SPLITS=work.slots > 0,
-            PRECISION="tf32x3", num_warps=shape.warps, num_stages=shape.stages,
+            BLOCK_N=shape.block_n, FIELDS=WORK_FIELDS, PART=float32_part(q.dtype, value_dim),
+            WINDOW=plan.window is not None, SPLITS=work.slots > 0, PRECISION="tf32x3",
+            num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         reduce_splits(work, partials, out, None, 1, slice_heads, slices, queries)
     return out

@@ -185,12 +185,12 @@ def paged_attention_kernel(
         # All rows of the tile see all of these, so nothing is compared.
         everyone = tl.maximum(begin, tl.minimum(end, (first + 1) // BLOCK_N * BLOCK_N))
         acc, top, total = attend_positions(
-            acc, top, total, q, q_at, live, k_ptr, v_ptr, table_ptr, begin, everyone, 0, everyone, position, kv_head, scale,
-            k_block, v_block, window, KV_HEADS, DIM, BLOCK_D, ROWS, BLOCK_N, PART, False, False, PRECISION,
+            acc, top, total, q, q_at, live, k_ptr, v_ptr, table_ptr, begin, everyone, 0, everyone, position, kv_head,
+            scale, k_block, v_block, window, KV_HEADS, DIM, BLOCK_D, ROWS, BLOCK_N, PART, False, False, PRECISION,
         )  # fmt: skip
     acc, top, total = attend_positions(
-        acc, top, total, q, q_at, live, k_ptr, v_ptr, table_ptr, everyone, end, first_seen, end, position, kv_head, scale,
-        k_block, v_block, window, KV_HEADS, DIM, BLOCK_D, ROWS, BLOCK_N, PART, True, WINDOW, PRECISION,
+        acc, top, total, q, q_at, live, k_ptr, v_ptr, table_ptr, everyone, end, first_seen, end, position, kv_head,
+        scale, k_block, v_block, window, KV_HEADS, DIM, BLOCK_D, ROWS, BLOCK_N, PART, True, WINDOW, PRECISION,
     )  # fmt: skip
 
     # A row of a tile may see nothing of this piece, and its weight is then zero.
@@ -270,8 +270,8 @@ def paged_attention(
             plan.window or 0,
             KV_HEADS=kv_heads, GROUP=group, SLICE=slice_heads, SLICES=slices, DIM=dim,
             BLOCK_D=max(16, triton.next_power_of_2(dim)), ROWS=plan.rows, BLOCK_M=shape.block_m,
-            BLOCK_N=shape.block_n, FIELDS=WORK_FIELDS, PART=float32_part(q.dtype, dim), WINDOW=plan.window is not None, SINKS=sinks is not None,
-            SPLITS=work.slots > 0, PRECISION="tf32x3",
+            BLOCK_N=shape.block_n, FIELDS=WORK_FIELDS, PART=float32_part(q.dtype, dim),
+            WINDOW=plan.window is not None, SINKS=sinks is not None, SPLITS=work.slots > 0, PRECISION="tf32x3",
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         reduce_splits(work, partials, out, sinks, kv_heads, slice_heads, slices, queries)

@@ -104,9 +104,10 @@ def reduce_splits(
     if not tiles:
         return
     _, heads, dim = out.shape
+    block_d = triton.next_power_of_2(dim)
     split_reduction_kernel[(tiles * queries * heads,)](
         partials.values, partials.weights, sinks, out, work.reductions,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, SLICE=slice_heads, SLICES=slices, QUERIES=queries, DIM=dim,
-        BLOCK_D=triton.next_power_of_2(dim), BLOCK_M=partials.values.shape[2], PIECES=max(4, _AT_ONCE // triton.next_power_of_2(dim)),
+        BLOCK_D=block_d, BLOCK_M=partials.values.shape[2], PIECES=max(4, _AT_ONCE // block_d),
         FIELDS=REDUCTION_FIELDS, SINKS=sinks is not None, num_warps=4,
     )  # fmt: skip
