@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moonpool_worker.cache.events.config import EventsConfig
 from moonpool_worker.cache.store_tier.options import StoreOptions
 from moonpool_worker.supervisor.handover import Supervised
 
@@ -32,9 +33,10 @@ class Pod:
 class Settings:
     """Sizes in bytes, times in seconds; ``None`` for what the model decides.
 
-    L2 has ``l2_bytes``, else ``l2_ratio`` times L1, else as much as L1. ``podinfo``: the downward-API folder, None for
-    a worker without a cluster. ``l3_master``: host:port of a Mooncake master to use without a grant. ``supervised``:
-    what the supervisor handed over, None without one.
+    L1 has room for ``l1_tokens``, else ``l1_bytes``. L2 has ``l2_bytes``, else ``l2_ratio`` times L1, else as much as
+    L1. ``kv_events``: None for no events. ``podinfo``: the downward-API folder, None for a worker without a cluster.
+    ``l3_master``: host:port of a Mooncake master to use without a grant. ``supervised``: what the supervisor handed
+    over, None without one.
     """
 
     model: str
@@ -52,8 +54,10 @@ class Settings:
     max_waiting: int = 512
     prefix_caching: bool = True
     l1_bytes: int = 512 << 20
+    l1_tokens: int | None = None
     l2_bytes: int | None = None
     l2_ratio: float | None = None
+    kv_events: EventsConfig | None = None
     l3: bool = False
     l3_master: str = ""
     l3_tenant: str = "default"

@@ -16,5 +16,11 @@ def main() -> None:
         sys.exit(supervise([sys.executable, "-m", "moonpool_worker", *arguments]))
 
     from moonpool_worker.cli.app import app
+    from moonpool_worker.cli.tokenspeed import FlagError, translate
 
-    app(prog_name="moonpool-worker")
+    try:
+        arguments = translate(arguments)
+    except FlagError as failure:
+        print(f"moonpool-worker: {failure}", file=sys.stderr)
+        sys.exit(2)
+    app(arguments, prog_name="moonpool-worker")

@@ -37,7 +37,7 @@ def _root(
     pass
 
 
-@app.command()
+@app.command(epilog="TokenSpeed's names of flags are taken too: see docs/tokenspeed-flags.md.")
 def serve(
     model: flags.Model,
     host: flags.Host = "0.0.0.0",
@@ -57,12 +57,16 @@ def serve(
     max_waiting: flags.MaxWaiting = 512,
     prefix_caching: flags.PrefixCaching = True,
     prefix_granularity: flags.PrefixGranularity = 16,
-    l1_size: flags.L1Size = "512Mi",
+    l1_size: flags.L1Size = None,
+    l1_tokens: flags.L1Tokens = None,
     l2_size: flags.L2Size = None,
     l2_ratio: flags.L2Ratio = None,
+    kv_events_config: flags.KVEventsConfig = None,
     l3: flags.L3 = False,
     l3_master: flags.L3Master = "",
     l3_tenant: flags.L3Tenant = "default",
+    l3_protocol: flags.L3Protocol = "tcp",
+    l3_device: flags.L3Device = "",
     prefetch_min_pages: flags.PrefetchMinPages = 2,
     prefetch_timeout_base: flags.PrefetchTimeoutBase = "500ms",
     prefetch_timeout_per_page: flags.PrefetchTimeoutPerPage = "10ms",
@@ -91,9 +95,11 @@ def serve(
         max_running=max_running,
         max_waiting=max_waiting,
         prefix_caching=prefix_caching,
-        l1_bytes=flags.quantity("--l1-size", l1_size),
+        l1_bytes=flags.l1_bytes(l1_size, l1_tokens),
         l2_bytes=None if l2_size is None else flags.quantity("--l2-size", l2_size),
+        l1_tokens=l1_tokens,
         l2_ratio=l2_ratio,
+        kv_events=flags.kv_events(kv_events_config),
         l3=l3,
         l3_master=l3_master,
         l3_tenant=l3_tenant,
@@ -102,6 +108,8 @@ def serve(
             timeout_base=flags.duration("--prefetch-timeout-base", prefetch_timeout_base),
             timeout_per_page=flags.duration("--prefetch-timeout-per-page", prefetch_timeout_per_page),
             batch_pages=prefetch_batch_pages,
+            protocol=l3_protocol,
+            device=l3_device,
         ),
         podinfo=podinfo,
         drain_timeout=flags.duration("--drain-timeout", drain_timeout),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from moonpool_api.quantity import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from moonpool_worker.cache.events.config import EventsConfig
 
 SERVING, IDENTITY, ENGINE, CACHE, STORE = "Serving", "Identity", "Engine", "Cache", "L3: the store"
 
@@ -33,11 +36,31 @@ def quantity(flag: str, text: str) -> int:
 
 
 def duration(flag: str, text: str) -> float:
-    """Seconds; a usage error that names the flag when ``text`` is no duration."""
+    """Seconds, also of a plain number; a usage error that names the flag when ``text`` is no duration."""
     try:
-        return 0.0 if text == "0" else parse_duration(text)
+        return float(text) if text.isdigit() else parse_duration(text)
     except ValueError as failure:
         raise typer.BadParameter(str(failure), param_hint=flag) from failure
+
+
+def l1_bytes(size: str | None, tokens: int | None) -> int:
+    """L1's bytes; with ``tokens`` they are computed when the model is known. A usage error when both are given."""
+    if size is not None and tokens is not None:
+        raise typer.BadParameter("L1's size is given twice: drop one of them", param_hint="--l1-size, --l1-tokens")
+    return quantity("--l1-size", size or "512Mi")
+
+
+def kv_events(text: str | None) -> EventsConfig | None:
+    """What ``--kv-events-config`` says, None for no events; a usage error for what is no such object."""
+    from moonpool_worker.cache.events.config import parse_events_config
+
+    if text is None:
+        return None
+    try:
+        config = parse_events_config(text)
+    except ValueError as failure:
+        raise typer.BadParameter(str(failure), param_hint="--kv-events-config") from failure
+    return config if config.enabled else None
 
 
 Model = Annotated[
@@ -100,7 +123,13 @@ PrefixGranularity = Annotated[
         rich_help_panel=CACHE,
     ),
 ]
-L1Size = Annotated[str, typer.Option(metavar="SIZE", help="Device memory for KV.", rich_help_panel=CACHE)]
+L1Size = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Device memory for KV; unset: 512Mi.", rich_help_panel=CACHE)
+]
+L1Tokens = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="TOKENS", help="L1 in tokens, instead of --l1-size.", rich_help_panel=CACHE),
+]
 L2Size = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Host memory for KV; 0: off; unset: by --l2-ratio.", rich_help_panel=CACHE),
@@ -126,4 +155,13 @@ PrefetchTimeoutPerPage = Annotated[
 ]
 PrefetchBatchPages = Annotated[
     int, typer.Option(min=1, max=1024, metavar="PAGES", help="Per call to the store.", rich_help_panel=STORE)
+]
+L3Protocol = Annotated[
+    str, typer.Option(metavar="NAME", help="Mooncake's transport: tcp or rdma.", rich_help_panel=STORE)
+]
+L3Device = Annotated[str, typer.Option(metavar="NAME", help="RDMA device; unset: found.", rich_help_panel=STORE)]
+
+KVEventsConfig = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help='KV events: {"enable_kv_cache_events": true, …}.', rich_help_panel=CACHE),
 ]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from moonpool_api.geometry import CacheGeometry
 from moonpool_api.namespace import NamespaceInputs, RopeInputs, namespace_hash
 from moonpool_api.quantity import format_bytes
 
@@ -16,7 +17,7 @@ from moonpool_worker.engine import memory_limit
 from moonpool_worker.engine.memory_limit import HostMemory, container_limit
 from moonpool_worker.kernels.interface import BackendError, select_backend
 from moonpool_worker.models.config import ModelConfig
-from moonpool_worker.models.dtype import dtype_name
+from moonpool_worker.models.dtype import dtype_name, resolve_dtype
 from moonpool_worker.models.registry import geometry as model_geometry
 from moonpool_worker.models.registry import load_model
 from moonpool_worker.models.runner import ModelRunner
@@ -54,9 +55,14 @@ def load(settings: Settings, progress: Progress) -> Loaded:
         raise SettingsError(str(failure)) from failure
     config = checkpoint.config
     limit = container_limit()
-    l2_bytes = _l2_bytes(settings)
+    try:
+        geometry = model_geometry(config, dtype_name(resolve_dtype(settings.dtype)), settings.prefix_granularity)
+    except ValueError as failure:
+        raise SettingsError(f"--prefix-granularity {settings.prefix_granularity}: {failure}") from failure
+    l1_bytes = _l1_bytes(settings, geometry)
+    l2_bytes = _l2_bytes(settings, l1_bytes)
     # Before the weights are read: what cannot fit without them is refused at once.
-    HostMemory(0, settings.l1_bytes, l2_bytes).check(limit)
+    HostMemory(0, l1_bytes, l2_bytes).check(limit)
     if settings.max_model_len is not None and settings.max_model_len > config.context_length:
         raise SettingsError(
             f"--max-model-len {settings.max_model_len} is more than the model's context of {config.context_length}"
@@ -69,15 +75,11 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     tokenizer = checkpoint.tokenizer()
     checkpoint.close()
     progress("setting up the cache", 0, 0)
-    HostMemory(model.weight_bytes, settings.l1_bytes, l2_bytes).check(limit)
-    try:
-        geometry = model_geometry(config, dtype_name(model.dtype), settings.prefix_granularity)
-    except ValueError as failure:
-        raise SettingsError(f"--prefix-granularity {settings.prefix_granularity}: {failure}") from failure
-    parents = DeviceArena.parents_in(geometry, settings.l1_bytes)
+    HostMemory(model.weight_bytes, l1_bytes, l2_bytes).check(limit)
+    parents = DeviceArena.parents_in(geometry, l1_bytes)
     if parents < 2:
         raise SettingsError(
-            f"--l1-size {format_bytes(settings.l1_bytes)} holds less than two blocks of "
+            f"an L1 of {format_bytes(l1_bytes)} holds less than two blocks of "
             f"{format_bytes(plan_arena(geometry).parent_bytes)}: make it larger, or --prefix-granularity smaller"
         )
     inputs = NamespaceInputs(
@@ -112,7 +114,19 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     )
 
 
-def _l2_bytes(settings: Settings) -> int:
+def _l1_bytes(settings: Settings, geometry: CacheGeometry) -> int:
+    """With ``l1_tokens``: what a text of so many tokens fills in all groups, and the null parent."""
+    if settings.l1_tokens is None:
+        return settings.l1_bytes
+    plan = plan_arena(geometry)
+    parents = 1
+    for group in plan.groups:
+        blocks = -(-settings.l1_tokens // group.geometry.block_tokens)
+        parents += -(-blocks // group.packing)
+    return parents * plan.parent_bytes
+
+
+def _l2_bytes(settings: Settings, l1_bytes: int) -> int:
     if not settings.prefix_caching:
         return 0
-    return memory_limit.l2_bytes(settings.l2_bytes, settings.l2_ratio, settings.l1_bytes)
+    return memory_limit.l2_bytes(settings.l2_bytes, settings.l2_ratio, l1_bytes)
