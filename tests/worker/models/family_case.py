@@ -34,7 +34,8 @@ TOLERANCE = 1e-4
 
 
 def reference_model(config: PretrainedConfig) -> Any:
-    """transformers' model with weights that matter: no norm is 1, no bias 0, logits are about 1."""
+    """transformers' model with weights that matter: no norm is 1, no bias 0 (nor that of a router's choice, a
+    buffer), logits are about 1."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -43,6 +44,9 @@ def reference_model(config: PretrainedConfig) -> Any:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
             elif not name.endswith(("A_log", "dt_bias")):
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.1)
     return model
 
 
