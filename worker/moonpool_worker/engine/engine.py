@@ -203,8 +203,7 @@ class Engine:
     def _take(self, request: Request, token: SampledToken, now: float) -> None:
         """Add a new token to its sequence, and end the sequence when it was the last."""
         request.token_ids.append(token.token_id)
-        request.first_token_at = request.first_token_at or now
-        request.last_token_at = now
+        request.timeline.produced(now)
         if token.token_id in request.stop_ids:
             text = request.text.finish()
             reason: FinishReason | None = FinishReason.STOP

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing import Protocol
 from moonpool_worker.cache.allocation import Allocation
 from moonpool_worker.cache.stats import TierTokens
 from moonpool_worker.cache.store_tier.fetch import Fetch
+from moonpool_worker.engine.timeline import Timeline
 from moonpool_worker.sampling.params import SamplingParams
 from moonpool_worker.sampling.sampler import SampledToken, SamplerState
 
@@ -61,7 +61,8 @@ class Request:
     """``token_ids`` are the prompt and what was generated; the first ``computed`` of them have their KV in L1.
 
     ``index`` tells the choices of one API call apart. ``max_tokens`` counts generated tokens. A token of ``stop_ids``
-    ends the sequence. ``salt`` is an extra key of the hash chain.
+    ends the sequence. ``salt`` is an extra key of the hash chain. ``l3_reason``: how its look into L3 ended, or why
+    there was none.
     """
 
     id: str
@@ -73,7 +74,7 @@ class Request:
     index: int = 0
     stop_ids: frozenset[int] = frozenset()
     salt: bytes = b""
-    arrived: float = field(default_factory=time.monotonic)
+    timeline: Timeline = field(default_factory=Timeline)
 
     serial: int = field(default_factory=lambda: next(_serial))
     prompt_tokens: int = field(init=False)
@@ -88,9 +89,7 @@ class Request:
     #: Links that this request is computing or fetching right now, and the one of somebody else's that it waits for.
     claims: set[bytes] = field(default_factory=set)
     waits_for: bytes | None = None
-    preemptions: int = 0
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
+    l3_reason: str = ""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:

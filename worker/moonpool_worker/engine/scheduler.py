@@ -153,13 +153,14 @@ class Scheduler:
         self._let_go(request)
         request.state = State.WAITING
         request.computed = 0
-        request.preemptions += 1
+        request.timeline.preempted()
         self.preemptions += 1
         self.waiting.appendleft(request)
 
     def _let_go(self, request: Request) -> None:
         if request.fetch is not None:
             self._cache.drop_fetch(request.fetch)
+            request.timeline.fetched()
             request.fetch = None
         if request.allocation is not None:
             self._cache.free(request.allocation)
@@ -198,6 +199,7 @@ class Scheduler:
         request.fetch = self._cache.start_fetch(request.chain)
         if request.fetch is None:
             return True
+        request.timeline.fetching()
         self._claim(request, request.chain[found:])
         return request.fetch.done
 
@@ -219,7 +221,11 @@ class Scheduler:
             self._unclaim(request, digest)
         self.waiting.remove(request)
         self.running.append(request)
-        request.fetch = None
+        request.timeline.admitted()
+        if request.fetch is not None:
+            request.timeline.fetched()
+            request.l3_reason = request.fetch.outcome
+            request.fetch = None
         request.allocation = allocation
         request.computed = allocation.cached_tokens
         request.state = State.RUNNING

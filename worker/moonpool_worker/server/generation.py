@@ -15,7 +15,7 @@ from moonpool_worker.engine.text import StoppableText
 from moonpool_worker.sampling.params import SamplingParams
 from moonpool_worker.sampling.sampler import SampledToken
 from moonpool_worker.server.errors import ApiError, unavailable
-from moonpool_worker.server.request_log import log_request
+from moonpool_worker.server.request_log import RequestStats
 
 if TYPE_CHECKING:
     from moonpool_worker.server.worker import Worker
@@ -134,8 +134,11 @@ class Generation:
         metrics.generation_tokens.inc(self._generated)
         seconds = time.monotonic() - self._arrived
         metrics.e2e.observe(seconds)
-        if self._worker.settings.log_request_stats:
-            log_request(self, seconds, self._first_token_at - self._arrived if self._first_token_at else None)
+        for choice in self.choices:
+            stats = RequestStats.of(choice.request, self.outcome)
+            metrics.observe_request(stats)
+            if self._worker.settings.log_request_stats:
+                stats.log(self.id, choice.request.index)
 
     @property
     def cached(self) -> TierTokens:

@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from moonpool_worker.cache.stats import CacheStats
+from moonpool_worker.server.request_log import RequestStats
 
 if TYPE_CHECKING:
     from moonpool_worker.server.worker import Worker
@@ -56,6 +57,30 @@ class Metrics:
         self.e2e = Histogram(
             "moonpool:e2e_request_latency_seconds", "From arrival to the last token.", buckets=_E2E, registry=registry
         )
+        self.queue = Histogram(
+            "moonpool:request_queue_time_seconds",
+            "From a sequence's arrival to its admission, the wait for L3 included.",
+            buckets=_TTFT,
+            registry=registry,
+        )
+        self.prefill = Histogram(
+            "moonpool:request_prefill_time_seconds",
+            "From admission to the first token.",
+            buckets=_TTFT,
+            registry=registry,
+        )
+        self.fetch = Histogram(
+            "moonpool:l3_wait_seconds",
+            "What sequences that looked into L3 waited for it.",
+            buckets=_TTFT,
+            registry=registry,
+        )
+        self.preempted = Histogram(
+            "moonpool:request_preempted_seconds",
+            "What preempted sequences waited for room.",
+            buckets=_E2E,
+            registry=registry,
+        )
         self.step = Histogram(
             "moonpool:engine_step_seconds", "One forward pass with its sampling.", buckets=_STEP, registry=registry
         )
@@ -64,6 +89,17 @@ class Metrics:
         for outcome in ("success", "client_gone", "cut", "error", "refused"):
             self.requests.labels(outcome)
         registry.register(_WorkerState(worker))
+
+    def observe_request(self, stats: RequestStats) -> None:
+        """A sequence is over."""
+        if stats.commit_ts:
+            self.queue.observe(stats.queue_ms / 1000)
+        if stats.ttft_ms:
+            self.prefill.observe(stats.prefill_ms / 1000)
+        if stats.fetch_ms:
+            self.fetch.observe(stats.fetch_ms / 1000)
+        if stats.preempt_count:
+            self.preempted.observe(stats.preempt_ms / 1000)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
