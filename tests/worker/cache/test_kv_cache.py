@@ -149,9 +149,10 @@ def test_damaged_l2_bytes_are_a_miss_with_a_reason() -> None:
     cache.flush({"l1"})
     host = cache._host
     assert host is not None
-    node = host.index.get(cache.chain(tokens)[1])
+    node = host.index.get(0, cache.chain(tokens)[1])
     assert node is not None
-    host.slot(node.slot)[200] ^= 1
+    host.slot(0, node.slot)[200] ^= 1
+    node.checked = False
     assert serve(cache, tokens).cached == TierTokens(l2=P)
     assert cache.stats().header_mismatches == {"l2.checksum": 1}
     cache.flush({"l1"})

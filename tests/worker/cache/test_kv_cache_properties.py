@@ -76,13 +76,12 @@ class CacheMachine(RuleBasedStateMachine):
     def no_block_has_two_owners(self) -> None:
         if not hasattr(self, "running"):
             return
-        index = self.cache._pool.index
-        resident = {node.slot for node in index.nodes()}
+        resident = {node.slot for node in self.cache._pool.nodes()}
         private = [
             block
             for allocation, _, _ in self.running
             for block in allocation.block_ids
-            if block not in {node.slot for node in allocation.nodes}
+            if block not in {node.slot for node in allocation.holds[0].nodes if node is not None}
         ]
         assert len(private) == len(set(private))
         assert not resident & set(private)
@@ -94,9 +93,9 @@ class CacheMachine(RuleBasedStateMachine):
     def l1_holds_whole_prefixes(self) -> None:
         if not hasattr(self, "running"):
             return
-        index = self.cache._pool.index
-        for node in index.nodes():
-            assert node.parent is None or index.get(node.parent) is not None
+        pool = self.cache._pool
+        for node in pool.nodes():
+            assert node.parent is None or pool.get(0, node.parent) is not None
 
     def teardown(self) -> None:
         if not hasattr(self, "running"):
@@ -104,7 +103,7 @@ class CacheMachine(RuleBasedStateMachine):
         for allocation, _, _ in self.running:
             self.cache.free(allocation)
         assert self.cache.available_blocks == self.cache.usable_blocks
-        assert all(node.refs == 0 for node in self.cache._pool.index.nodes())
+        assert all(node.refs == 0 for node in self.cache._pool.nodes())
         if self.cache._host:
             assert all(node.refs == 0 for node in self.cache._host.index.nodes())
         self.cache.close()

@@ -12,7 +12,7 @@ class Tier:
         self.index = PrefixIndex(lambda node: self.released.append(node.digest))
 
     def add(self, name: str, parent: str | None = None, refs: int = 0) -> Node:
-        return self.index.insert(name.encode(), parent.encode() if parent else None, 0, refs)
+        return self.index.insert(name.encode(), parent.encode() if parent else None, (0,), refs=refs)
 
     def evict(self) -> str | None:
         victim = self.index.victim()

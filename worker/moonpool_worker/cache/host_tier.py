@@ -1,152 +1,154 @@
-"""L2: blocks in host memory, in one memfd that another process can map.
-
-A memfd counts to the pod's cgroup, needs no ``/dev/shm`` and goes to a child by descriptor. A slot is a header, then
-the block's fields (each plane of each layer), one after another; slots start on a memory page.
-"""
+"""L2: pages in host memory, in one memfd that another process can map; :mod:`host_layout` says where."""
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
-from moonpool_worker.cache.block_header import HEADER_BYTES, Mismatch, verify, write_header
+from moonpool_worker.cache.block_header import (
+    HEADER_BYTES,
+    Identity,
+    Mismatch,
+    erase_header,
+    key_digest,
+    read_identity,
+    verify,
+    verify_identity,
+    write_header,
+)
+from moonpool_worker.cache.block_pool import BlockPool
+from moonpool_worker.cache.cache_group import cache_groups
 from moonpool_worker.cache.device_arena import DeviceArena
-from moonpool_worker.cache.free_runs import FreeRuns
-from moonpool_worker.cache.prefix_index import Node, PrefixIndex
+from moonpool_worker.cache.host_layout import SLOT_ALIGNMENT, HostLayout
+from moonpool_worker.cache.host_memory import HostMemory
+from moonpool_worker.cache.prefix_index import Clock, Node
+from moonpool_worker.cache.store_tier.keys import store_key
 
-_PAGE = 4096
-#: A batch is checked and copied while it is in the processor's cache: 8 blocks of a small model are 3 MB.
+#: A batch is checked and copied while it is in the processor's cache: 8 pages of a small model are 3 MB.
 _COPY_AT_ONCE = 8
 
 
 class Page(NamedTuple):
-    """An L1 block to be kept in L2: its link, its predecessor's, and the digest of its store key."""
+    """A page of one group in L1 that is to be kept in L2; ``name`` is the digest of its store key."""
 
-    block: int
+    group: int
+    blocks: tuple[int, ...]
     digest: bytes
     parent: bytes | None
+    depth: int
     name: bytes
 
 
-def slot_stride(payload_bytes: int) -> int:
-    """Bytes from one slot to the next."""
-    used = HEADER_BYTES + payload_bytes
-    return (used + _PAGE - 1) // _PAGE * _PAGE
+@dataclass(slots=True)
+class RestoreReport:
+    """What a walk over the slots of an earlier process found: pages by group, and refusals by reason."""
+
+    pages: dict[int, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
 
 
 class HostTier:
-    """``size // slot_stride`` slots, lazily touched, and the index of the blocks in them.
+    """Slots for all groups in ``size`` bytes, lazily touched, and the index of the pages in them.
 
-    A slot is free, resident (in the index), or *lent*: being filled or drained by the L3 process. A resident slot that
-    L3 reads is pinned by a reference. Nothing else may write to a lent slot until the L3 process answered for it or
-    is dead; when the request no longer waits for it, it is called quarantined.
+    A slot is free, resident (in the index), private (a suspended request's) or *lent*: being filled or drained by the
+    L3 process. A resident slot that L3 reads is pinned by a reference. Nothing else may write to a lent slot until the
+    L3 process answered for it or is dead; when the request no longer waits for it, it is called quarantined.
 
-    With ``retain`` false the tier is a staging arena: a block leaves when its last reference goes.
+    With ``retain`` false the tier is a staging arena: a page leaves when its last reference goes. ``fd``: a memfd to
+    use, with what an earlier process left in it (:meth:`restore`).
     """
 
-    def __init__(self, arena: DeviceArena, size: int, retain: bool = True) -> None:
-        plan = arena.plan.groups[0]
+    def __init__(
+        self,
+        arena: DeviceArena,
+        size: int,
+        retain: bool = True,
+        fd: int | None = None,
+        alignment: int = SLOT_ALIGNMENT,
+        on_evict: Callable[[Node], None] = lambda node: None,
+        clock: Clock | None = None,
+    ) -> None:
         self.arena = arena
         self.retain = retain
-        self.payload_bytes = plan.payload_bytes
-        self.stride = slot_stride(self.payload_bytes)
-        self.num_slots = size // self.stride
-        if self.num_slots < 1:
-            raise ValueError(f"L2 of {size} bytes holds no block; one slot takes {self.stride} bytes")
-        self.nbytes = self.num_slots * self.stride
-        self.fd = os.memfd_create("moonpool-l2", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, self.nbytes)
-        self._map = mmap.mmap(self.fd, self.nbytes)
-        self._bytes = memoryview(self._map)
-        flat = torch.frombuffer(self._map, dtype=torch.uint8)
-        #: [fields, slots, field_bytes]
-        self._slots = flat.as_strided(
-            (plan.fields, self.num_slots, plan.field_bytes), (plan.field_bytes, self.stride, 1), HEADER_BYTES
+        self.groups = cache_groups(arena.geometry)
+        self.layout = HostLayout(arena.plan, self.groups, size, alignment)
+        if self.layout.parents < 1:
+            need = self.layout.parent_bytes
+            what = "one slot takes" if len(self.groups) == 1 else "the smallest part that all cache groups can tile is"
+            raise ValueError(f"L2 of {size} bytes holds no block; {what} {need} bytes")
+        self.nbytes = self.layout.parents * self.layout.parent_bytes
+        self._memory = HostMemory(self.nbytes, fd)
+        self._fields = [arena.fields(group.index) for group in self.groups]
+        self.index = BlockPool(
+            self.layout, [group.closed for group in self.groups], 0, self.layout.parents, on_evict, clock
         )
-        self._fields = arena.fields(0)
-        self._free = FreeRuns(0, self.num_slots)
-        self.index = PrefixIndex(self._release)
-        self._last_slot: int | None = None
+        self._last_slot: list[int | None] = [None] * len(self.groups)
         self.lent = 0
-        self.evictions = 0
 
     @property
-    def object_bytes(self) -> int:
-        """Bytes of one L3 object: header and payload."""
-        return HEADER_BYTES + self.payload_bytes
+    def fd(self) -> int:
+        return self._memory.fd
 
-    def slot(self, slot: int) -> memoryview:
-        """Header and payload of one slot."""
-        start = slot * self.stride
-        return self._bytes[start : start + self.object_bytes]
+    @property
+    def num_groups(self) -> int:
+        return len(self.groups)
 
-    def take_slot(self) -> int | None:
-        """A slot to fill, evicting if needed; None when all are lent or pinned."""
-        if not len(self._free):
-            victim = self.index.victim()
-            if victim is None:
-                return None
-            self.evictions += 1
-            self.index.remove(victim)
-        # Neighbours of the text are neighbours in L2: a run of slots is one copy.
-        (self._last_slot,) = self._free.take(1, after=self._last_slot)
-        return self._last_slot
-
-    def give_slot(self, slot: int) -> None:
-        self._free.give((slot,))
+    @property
+    def num_slots(self) -> int:
+        """Slots if all of L2 were the first group's."""
+        return self.layout.parents * self.layout.packing[0]
 
     @property
     def free_slots(self) -> int:
-        return len(self._free)
+        """Slots of the first group that can be had without an eviction."""
+        return self.index.free_blocks(0)
 
-    def store(self, pages: Sequence[Page]) -> list[Node]:
-        """Copy L1 blocks into new slots; shorter than ``pages`` when there is no room for the rest.
+    def object_bytes(self, group: int) -> int:
+        """Bytes of one L3 object of a group: header and payload."""
+        return self.layout.object_bytes(group)
 
-        Each node comes with one reference, which the caller gives up when it needs the block no longer.
-        """
-        nodes: list[Node] = []
-        for start in range(0, len(pages), _COPY_AT_ONCE):
-            batch = pages[start : start + _COPY_AT_ONCE]
-            slots: list[int] = []
-            while len(slots) < len(batch) and (slot := self.take_slot()) is not None:
-                slots.append(slot)
-            for block, slot, count in _runs([page.block for page in batch[: len(slots)]], slots):
-                self._slots[:, slot : slot + count].copy_(self._fields[:, block : block + count])
-            for page, slot in zip(batch, slots, strict=False):
-                write_header(self.slot(slot), page.name, self.payload_bytes)
-                nodes.append(self.index.insert(page.digest, page.parent, slot, refs=1))
-            if len(slots) < len(batch):
-                break
-        return nodes
+    def offset(self, group: int, slot: int) -> int:
+        """Byte offset of a slot's header in the memfd."""
+        return self.layout.offset(group, slot)
 
-    def load(self, slots: Sequence[int], blocks: Sequence[int], names: Sequence[bytes]) -> tuple[int, Mismatch | None]:
-        """Copy slots into L1 blocks, bit for bit, up to the first that does not verify: how many, and its reason."""
-        for start in range(0, len(slots), _COPY_AT_ONCE):
-            batch = slots[start : start + _COPY_AT_ONCE]
-            good, reason = self._verify(batch, names[start : start + _COPY_AT_ONCE])
-            for slot, block, count in _runs(batch[:good], blocks[start : start + good]):
-                self._fields[:, block : block + count].copy_(self._slots[:, slot : slot + count])
-            if reason is not None:
-                return start + good, reason
-        return len(slots), None
+    def slot(self, group: int, slot: int) -> memoryview:
+        """Header and payload of one slot."""
+        start = self.layout.offset(group, slot)
+        return self._memory.bytes[start : start + self.layout.object_bytes(group)]
 
-    def _verify(self, slots: Sequence[int], names: Sequence[bytes]) -> tuple[int, Mismatch | None]:
-        for done, (slot, name) in enumerate(zip(slots, names, strict=True)):
-            reason = verify(self.slot(slot), name, self.payload_bytes)
-            if reason is not None:
-                return done, reason
-        return len(slots), None
+    # -- slots -------------------------------------------------------------------------------------------------
 
-    def adopt(self, slot: int, digest: bytes, parent: bytes | None, name: bytes) -> Node | Mismatch:
+    def take_slot(self, group: int) -> int | None:
+        """A private slot to fill, evicting if needed; None when all are lent or pinned."""
+        demand = [0] * len(self.groups)
+        demand[group] = 1
+        after: list[int | None] = [None] * len(self.groups)
+        # Neighbours of the text are neighbours in L2: a run of slots is one copy.
+        after[group] = self._last_slot[group]
+        try:
+            (slot,) = self.index.take(demand, after)[group]
+        except ValueError:
+            return None
+        self._last_slot[group] = slot
+        self._memory.will_use(self.layout.offset(group, slot))
+        # Whoever finds this memory after a crash must not take half of a new block for a whole old one.
+        erase_header(self.slot(group, slot))
+        return slot
+
+    def give_slot(self, group: int, slot: int) -> None:
+        self.index.give(group, (slot,))
+
+    def adopt(
+        self, group: int, slot: int, digest: bytes, parent: bytes | None, depth: int, name: bytes
+    ) -> Node | Mismatch:
         """Take a slot that L3 filled into the index, with one reference. A mismatch leaves the slot with the caller."""
-        reason = verify(self.slot(slot), name, self.payload_bytes)
+        reason = verify(self.slot(group, slot), name, self.layout.shapes[group].payload_bytes)
         if reason is not None:
             return reason
-        return self.index.insert(digest, parent, slot, refs=1)
+        return self.index.insert(group, digest, parent, depth, (slot,), refs=1)
 
     def release(self, node: Node) -> None:
         """Give up one reference."""
@@ -154,25 +156,190 @@ class HostTier:
             self.index.remove(node)
         self.index.unref(node)
 
+    # -- copies ------------------------------------------------------------------------------------------------
+
+    def store(self, pages: Sequence[Page]) -> list[Node]:
+        """Copy pages of L1 into new slots; those for which there is no room are left out.
+
+        Each node comes with one reference, which the caller gives up when it needs the page no longer.
+        """
+        nodes: list[Node] = []
+        for batch in _batches(pages):
+            group = batch[0].group
+            slots: list[int] = []
+            while len(slots) < len(batch) and (slot := self.take_slot(group)) is not None:
+                slots.append(slot)
+            batch = batch[: len(slots)]
+            self._copy_down(group, [page.blocks for page in batch], slots)
+            for page, slot in zip(batch, slots, strict=True):
+                identity = Identity(page.name, group, page.digest, page.parent)
+                write_header(self.slot(group, slot), identity, self.layout.shapes[group].payload_bytes)
+                nodes.append(self.index.insert(group, page.digest, page.parent, page.depth, (slot,), refs=1))
+        return nodes
+
+    def load(
+        self, nodes: Sequence[Node], blocks: Sequence[tuple[int, ...]], names: Sequence[bytes]
+    ) -> tuple[int, Mismatch | None]:
+        """Copy pages of one group into L1, bit for bit, up to the first that is not the one of its name: how many were
+        copied, and the reason."""
+        for start in range(0, len(nodes), _COPY_AT_ONCE):
+            batch = nodes[start : start + _COPY_AT_ONCE]
+            good, reason = self._verify(batch, names[start : start + _COPY_AT_ONCE])
+            if good:
+                slots = [node.slot for node in batch[:good]]
+                self._copy_up(batch[0].group, slots, blocks[start : start + good])
+            if reason is not None:
+                return start + good, reason
+        return len(nodes), None
+
+    def check(self, node: Node, name: bytes) -> Mismatch | None:
+        """Whether a resident page is the one of that name. Its bytes are read only if nobody did since they came."""
+        verifier = verify_identity if node.checked else verify
+        reason = verifier(self.slot(node.group, node.slot), name, self.layout.shapes[node.group].payload_bytes)
+        node.checked = reason is None
+        return reason
+
+    def save(self, group: int, blocks: Sequence[int]) -> list[int] | None:
+        """Copy any L1 blocks of a group into private slots, in order; None, and nothing taken, without room."""
+        kept = self.layout.shapes[group].kept
+        slots: list[int] = []
+        for start in range(0, len(blocks), kept):
+            slot = self.take_slot(group)
+            if slot is None:
+                self.discard(group, slots)
+                return None
+            slots.append(slot)
+            for host, device in self._blocks(group, slot, blocks[start : start + kept]):
+                host.copy_(device)
+        return slots
+
+    def bring(self, group: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy what :meth:`save` kept into L1 blocks."""
+        kept = self.layout.shapes[group].kept
+        for number, slot in enumerate(slots):
+            for host, device in self._blocks(group, slot, blocks[number * kept : (number + 1) * kept]):
+                device.copy_(host)
+
+    def discard(self, group: int, slots: Sequence[int]) -> None:
+        """Give private slots back."""
+        self.index.give(group, slots)
+
+    def _verify(self, nodes: Sequence[Node], names: Sequence[bytes]) -> tuple[int, Mismatch | None]:
+        for done, (node, name) in enumerate(zip(nodes, names, strict=True)):
+            reason = self.check(node, name)
+            if reason is not None:
+                return done, reason
+        return len(nodes), None
+
+    def _copy_down(self, group: int, pages: Sequence[tuple[int, ...]], slots: Sequence[int]) -> None:
+        for host, device in self._pairs(group, pages, slots):
+            host.copy_(device)
+
+    def _copy_up(self, group: int, slots: Sequence[int], pages: Sequence[tuple[int, ...]]) -> None:
+        for host, device in self._pairs(group, pages, slots):
+            device.copy_(host)
+
+    def _pairs(self, group: int, pages: Sequence[tuple[int, ...]], slots: Sequence[int]) -> Iterator[_Pair]:
+        """Parts of slots and arena that belong together, as large as neighbours on both sides allow."""
+        fields, kept = self._fields[group], self.layout.shapes[group].kept
+        offsets = [self.layout.offset(group, slot) for slot in slots]
+        start = 0
+        while start < len(slots):
+            first = pages[start][0]
+            if not _consecutive(pages[start]):
+                yield from self._blocks(group, slots[start], pages[start])
+                start += 1
+                continue
+            step = max(1, offsets[start + 1] - offsets[start]) if start + 1 < len(slots) else 1
+            stop = start + 1
+            while (
+                stop < len(slots)
+                and offsets[stop] - offsets[stop - 1] == step
+                and pages[stop][0] == pages[stop - 1][-1] + 1
+                and _consecutive(pages[stop])
+            ):
+                stop += 1
+            count = stop - start
+            device = fields[:, first : first + count * kept].unflatten(1, (count, kept))
+            yield self._view(group, offsets[start], step, count), device
+            start = stop
+
+    def _blocks(self, group: int, slot: int, blocks: Sequence[int]) -> Iterator[_Pair]:
+        """A page, or the beginning of one, whose blocks are anywhere."""
+        host = self._view(group, self.layout.offset(group, slot), 1, 1)
+        for place, block in enumerate(blocks):
+            yield host[:, 0, place], self._fields[group][:, block]
+
+    def _view(self, group: int, offset: int, step: int, count: int) -> torch.Tensor:
+        """The payloads ``[fields, count, kept, field_bytes]`` of slots that are ``step`` bytes apart."""
+        shape = self.layout.shapes[group]
+        return self._memory.flat.as_strided(
+            (shape.fields, count, shape.kept, shape.field_bytes),
+            (shape.kept * shape.field_bytes, step, shape.field_bytes, 1),
+            offset + HEADER_BYTES,
+        )
+
+    # -- after a crash -----------------------------------------------------------------------------------------
+
+    def restore(self, namespace: str) -> RestoreReport:
+        """Take in what an earlier process left in this memory, as far as its headers are of this namespace.
+
+        Only for a tier that nothing has been stored in yet. Payloads are not read now, which would take seconds for a
+        large L2, but each before its first use. A parent goes to the group that most of its slots are of.
+        """
+        report = RestoreReport()
+        count = min(self.layout.parents, self._memory.found // self.layout.parent_bytes)
+        seen: set[tuple[int, bytes]] = set()
+        found: dict[int, tuple[int, list[tuple[int, Identity]]]] = {}
+        for parent in range(count):
+            tilings = [list(self._intact(group, parent, namespace, report)) for group in range(self.num_groups)]
+            group = max(range(self.num_groups), key=lambda one: len(tilings[one]))
+            slots = tilings[group]
+            fresh = [(slot, identity) for slot, identity in slots if (group, identity.digest) not in seen]
+            seen.update((group, identity.digest) for _, identity in fresh)
+            if fresh:
+                found[parent] = group, fresh
+        self.index.seize(
+            count, {parent: (group, [slot for slot, _ in fresh]) for parent, (group, fresh) in found.items()}
+        )
+        for group, fresh in found.values():
+            for slot, identity in fresh:
+                node = self.index.insert(group, identity.digest, identity.parent, 0, (slot,))
+                node.checked = False
+            report.pages[group] = report.pages.get(group, 0) + len(fresh)
+        return report
+
+    def _intact(self, group: int, parent: int, namespace: str, report: RestoreReport) -> Iterator[tuple[int, Identity]]:
+        payload = self.layout.shapes[group].payload_bytes
+        for slot in self.layout.blocks_of(group, parent):
+            memory = self.slot(group, slot)
+            identity = read_identity(memory)
+            if identity is None or identity.group != group:
+                continue
+            name = key_digest(store_key(namespace, identity.digest, group))
+            reason = verify_identity(memory, name, payload)
+            if reason is None:
+                yield slot, identity
+            else:
+                report.refused[reason.value] = report.refused.get(reason.value, 0) + 1
+
     def close(self) -> None:
         """Give the memory back. Nobody else may use the tier any more."""
-        del self._slots
-        os.close(self.fd)
-        self._bytes.release()
-        try:
-            self._map.close()
-        except BufferError:
-            # A tensor still looks at it (a traceback, a debugger): the pages go when that does.
-            return
-
-    def _release(self, node: Node) -> None:
-        self._free.give((node.slot,))
+        self._memory.close()
 
 
-def _runs(left: Sequence[int], right: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Stretches in which both lists count upwards by one: first of the left, first of the right, length."""
+#: A part of L2 and the part of L1 that it is a copy of: uint8 of one shape.
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _consecutive(blocks: Sequence[int]) -> bool:
+    return blocks[-1] - blocks[0] == len(blocks) - 1
+
+
+def _batches(pages: Sequence[Page]) -> Iterator[Sequence[Page]]:
+    """Pages of one group each, in order."""
     start = 0
-    for i in range(1, len(left) + 1):
-        if i == len(left) or left[i] != left[i - 1] + 1 or right[i] != right[i - 1] + 1:
-            yield left[start], right[start], i - start
+    for i in range(1, len(pages) + 1):
+        if i == len(pages) or i - start == _COPY_AT_ONCE or pages[i].group != pages[start].group:
+            yield pages[start:i]
             start = i

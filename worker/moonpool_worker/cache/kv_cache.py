@@ -5,30 +5,32 @@ Only :meth:`KVCache.close_store` and :meth:`KVCache.close` wait, for the L3 proc
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections import Counter
 from collections.abc import Sequence
 
+from moonpool_worker.cache.admission import Admission
 from moonpool_worker.cache.allocation import Allocation, Probe
-from moonpool_worker.cache.block_header import key_digest
-from moonpool_worker.cache.block_pool import BlockPool
 from moonpool_worker.cache.device_arena import DeviceArena
+from moonpool_worker.cache.device_tier import DeviceTier
+from moonpool_worker.cache.events.sink import CacheEventSink
 from moonpool_worker.cache.hash_chain import hash_chain
-from moonpool_worker.cache.host_tier import HostTier, Page
-from moonpool_worker.cache.prefix_index import Node
-from moonpool_worker.cache.stats import CacheStats, TierTokens
+from moonpool_worker.cache.host_layout import SLOT_ALIGNMENT
+from moonpool_worker.cache.host_tier import HostTier, RestoreReport
+from moonpool_worker.cache.prefix_index import Clock, Node
+from moonpool_worker.cache.prefix_match import Composition
+from moonpool_worker.cache.stats import CacheStats, snapshot
 from moonpool_worker.cache.store_tier.fetch import Fetch
-from moonpool_worker.cache.store_tier.keys import store_key
 from moonpool_worker.cache.store_tier.options import StoreOptions
 from moonpool_worker.cache.store_tier.tier import StoreState, StoreTier
+from moonpool_worker.cache.suspension import Suspended, Suspension
+from moonpool_worker.cache.tier_copies import TierCopies
 
 
 class KVCache:
     """L1 blocks of ``arena``, ``l2_bytes`` of host memory (0: off), and L3 when ``store`` is given.
 
-    ``namespace`` (64 hex digits) names every block in L2 and L3. Published blocks are copied to L2 at once and queued
-    for L3; a block evicted from L1 is still in L2. With ``prefix_caching`` off nothing is ever published or found.
+    ``namespace`` (64 hex digits) names every page in L2 and L3. Published pages are copied to L2 at once and queued
+    for L3; a page evicted from L1 is still in L2. With ``prefix_caching`` off nothing is ever published or found.
+    ``l2_fd``: a memfd for L2, with what an earlier process left in it. ``events`` hears where pages come and go.
     """
 
     def __init__(
@@ -38,48 +40,75 @@ class KVCache:
         l2_bytes: int = 0,
         store: StoreOptions | None = None,
         prefix_caching: bool = True,
+        events: CacheEventSink | None = None,
+        l2_fd: int | None = None,
+        l2_alignment: int = SLOT_ALIGNMENT,
     ) -> None:
         self.arena = arena
         self.namespace = namespace
         self.granularity = arena.geometry.prefix_granularity
         self.prefix_caching = prefix_caching
+        self._events = events
         self._stats = CacheStats()
-        self._pool = BlockPool(arena.blocks(0), self._spill)
+        self._device = DeviceTier(arena, self._leaves_l1, Clock())
+        self._pool = self._device.pool
+        self.composition = Composition(self._device.groups)
         self._host: HostTier | None = None
         self._store: StoreTier | None = None
-        if not prefix_caching:
-            return
-        if l2_bytes:
-            self._host = HostTier(arena, l2_bytes)
-        elif store is not None:
+        if prefix_caching and l2_bytes:
+            self._host = HostTier(arena, l2_bytes, fd=l2_fd, alignment=l2_alignment, on_evict=self._leaves_l2)
+        elif prefix_caching and store is not None:
             self._host = HostTier(arena, store.staging_bytes, retain=False)
-        if store is not None:
-            assert self._host is not None
+        if store is not None and self._host is not None:
             self._store = StoreTier(self._host, store, self._stats.store, self._stats.header_mismatches)
+        self._copies = TierCopies(namespace, self._device, self._host, lambda: self._store, self._stats, events)
+        self._admission = Admission(
+            self._device, self._host, self.composition, self._copies, self._stats, prefix_caching
+        )
+        self._suspension = Suspension(self._device, self._host, self._copies, self._stats)
 
     @property
     def usable_blocks(self) -> int:
-        """L1 blocks that requests can have; a request that needs more can never be admitted."""
-        return self._pool.usable_blocks
+        """Blocks of the first group that L1 could hold if it held no other group's."""
+        return self._pool.usable_parents * self.arena.plan.groups[0].packing
 
     @property
     def available_blocks(self) -> int:
-        """L1 blocks that a request could have now."""
-        return self._pool.available
+        """Blocks of the first group that a request could have now if it needed no other group's."""
+        return self._pool.available(0)
+
+    def fits(self, tokens: int, chunk: int) -> bool:
+        """Whether L1 could hold a text of ``tokens`` tokens, computed ``chunk`` at a time, with all else gone."""
+        return self._pool.fits(self._device.alone(tokens, chunk))
+
+    def longest(self, chunk: int) -> int:
+        """The most tokens that :meth:`fits`; 0 when not even one does."""
+        low, high = 0, 1
+        while high < 1 << 40 and self.fits(high, chunk):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.fits(middle, chunk) else (low, middle)
+        return low
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     def chain(self, token_ids: Sequence[int], salt: bytes = b"", known: Sequence[bytes] = ()) -> list[bytes]:
         """One 32-byte SHA-256 per full page of P tokens; ``known`` are leading links computed before."""
-        return hash_chain(token_ids, self.granularity, salt, known)
+        pages = len(token_ids) // self.granularity
+        if len(known) >= pages:
+            return list(known[:pages])
+        chain = hash_chain(token_ids, self.granularity, salt, known)
+        if self._events is not None:
+            first = len(known)
+            parent = chain[first - 1] if first else None
+            described = token_ids[first * self.granularity : pages * self.granularity]
+            self._events.described(chain[first:], parent, described, salt)
+        return chain
 
     def probe(self, chain: Sequence[bytes]) -> Probe:
         """What a request with this chain would find in L1 and L2. Changes nothing."""
-        if not self.prefix_caching:
-            return Probe(0, 0, self.granularity)
-        l1 = len(self._pool.index.match(chain))
-        l2 = len(self._host.index.match(chain, l1)) if self._host else 0
-        return Probe(l1, l2, self.granularity)
+        return self._admission.probe(chain)
 
     def start_fetch(self, chain: Sequence[bytes]) -> Fetch | None:
         """Begin to bring the pages that L1 and L2 lack from L3 to L2; None when L3 is closed or cannot help.
@@ -100,6 +129,8 @@ class KVCache:
         """Take in what the L3 process finished; call it once a step, and while a fetch is waited for."""
         if self._store is not None:
             self._store.poll()
+        if self._events is not None:
+            self._events.flush()
 
     def fileno(self) -> int | None:
         """A descriptor that is readable when :meth:`poll` has something to do, or None without an L3 process."""
@@ -107,53 +138,37 @@ class KVCache:
 
     # -- holding -----------------------------------------------------------------------------------------------
 
-    def admit(self, chain: Sequence[bytes], tokens: int, fetch: Fetch | None = None) -> Allocation | None:
-        """Blocks for ``tokens`` tokens, the leading ones filled from L1, L2 and ``fetch``.
+    def admit(
+        self,
+        chain: Sequence[bytes],
+        tokens: int,
+        fetch: Fetch | None = None,
+        chunk: int | None = None,
+        spare: int = 0,
+    ) -> Allocation | None:
+        """Room for ``tokens`` tokens, the leading ones filled from L1, L2 and ``fetch``.
 
-        At most ``tokens - 1`` tokens come from the cache: the last one is computed, for its logits. None, and nothing
-        changed, when L1 has too few blocks.
+        At most ``tokens - 1`` tokens come from the cache: the last one is computed, for its logits. Groups with a
+        window get room for ``chunk`` tokens at first (None: all), the rest comes with :meth:`extend`. ``spare``: so
+        many blocks of every group are to be left to others. None, and nothing changed, when L1 has too few blocks.
         """
-        if tokens < 1:
-            raise ValueError(f"a request has at least one token, got {tokens}")
-        total = self._blocks_for(tokens)
-        limit = min(len(chain), (tokens - 1) // self.granularity) if self.prefix_caching else 0
-        hits = self._pool.index.match(chain, stop=limit)
-        idle_hits = sum(node.refs == 0 for node in hits)
-        if total - len(hits) > self._pool.available - idle_hits:
-            self._stats.refused += 1
-            return None
-        copies = self._host.index.match(chain, len(hits), limit) if self._host else []
-        for node in hits:
-            self._pool.index.ref(node)
-        if self._host:
-            # Taking blocks may evict from L1, which spills to L2: what is about to be read must stay.
-            for node in copies:
-                self._host.index.ref(node)
-        after = hits[-1].slot if hits else None
-        fresh = self._pool.take(total - len(hits), after)
-        nodes = list(hits)
-        l3 = self._copy_up(copies, fresh, nodes, fetch)
-        self._pool.index.touch(nodes)
-        self._touch_l2(chain[: len(nodes)])
-        if fetch is not None:
+        allocation = self._admission.admit(chain, tokens, fetch, tokens if chunk is None else chunk, spare)
+        if allocation is not None and fetch is not None:
             self.drop_fetch(fetch)
-        cached = TierTokens(
-            l1=len(hits) * self.granularity,
-            l2=(len(nodes) - len(hits) - l3) * self.granularity,
-            l3=l3 * self.granularity,
-        )
-        self._count_admission(tokens, cached)
-        return Allocation([node.slot for node in hits] + fresh, cached.total, cached, nodes)
+        return allocation
 
     def extend(self, allocation: Allocation, tokens: int) -> bool:
-        """Room for ``tokens`` tokens in all; False, and nothing changed, when L1 has too few blocks."""
-        missing = self._blocks_for(tokens) - len(allocation.block_ids)
-        if missing <= 0:
-            return True
-        if missing > self._pool.available:
-            return False
-        allocation.block_ids += self._pool.take(missing, allocation.block_ids[-1])
-        return True
+        """Room to compute the tokens up to ``tokens``; False when L1 has too few blocks, and none was taken.
+
+        Blocks that a window has passed since the last call are given back.
+        """
+        return tokens <= allocation.room or self._device.extend(allocation, tokens, self.prefix_caching)
+
+    def keep_state(self, allocation: Allocation, tokens: int) -> None:
+        """Keep a checkpoint of the recurrent states after ``tokens`` tokens, whole pages that are not computed yet."""
+        if self._device.states and tokens > allocation.computed and tokens not in allocation.wanted:
+            allocation.wanted = sorted([*allocation.wanted, tokens])
+            allocation.room = min(allocation.room, tokens - 1)
 
     def publish(self, allocation: Allocation, chain: Sequence[bytes], computed: int) -> None:
         """The first ``computed`` tokens are in their blocks: index the full pages among them, and copy them down.
@@ -161,40 +176,25 @@ class KVCache:
         A page that is resident already stays a private copy; the resident one is held, so that its continuation is
         never without it.
         """
-        if not self.prefix_caching:
+        fresh, duplicates = self._device.advance(allocation, chain, computed)
+        if self.prefix_caching:
+            pages, more = self._device.publish(allocation, chain, computed)
+            fresh, duplicates = pages + fresh, duplicates + more
+        if not fresh and not duplicates:
             return
-        fresh = []
-        for page in range(allocation.published, min(computed // self.granularity, len(chain))):
-            digest = chain[page]
-            node = self._pool.index.get(digest)
-            if node is None:
-                parent = chain[page - 1] if page else None
-                node = self._pool.index.insert(digest, parent, allocation.block_ids[page], refs=1)
-                fresh.append(node)
-            else:
-                self._pool.index.ref(node)
-                self._stats.duplicate_blocks += 1
-            allocation.nodes.append(node)
         self._stats.published_blocks += len(fresh)
-        self._write_through(fresh)
+        self._stats.duplicate_blocks += duplicates
+        self._copies.written(fresh)
 
     def free(self, allocation: Allocation) -> None:
         """Let go of everything; published pages stay cached. RuntimeError when it was freed before."""
         if allocation.freed:
             raise RuntimeError("an allocation was freed twice")
         allocation.freed = True
-        published = allocation.published
-        self._pool.index.touch(allocation.nodes)
-        for node, block in zip(allocation.nodes, allocation.block_ids, strict=False):
-            if node.slot != block:
-                self._pool.give((block,))
-        for node in reversed(allocation.nodes):
-            self._pool.index.unref(node)
-        self._pool.give(allocation.block_ids[published:])
-        allocation.block_ids, allocation.nodes = [], []
+        self._device.free(allocation)
 
     def flush(self, tiers: set[str]) -> dict[str, int]:
-        """Forget what L1 and L2 hold, apart from blocks of running requests; returns blocks by tier.
+        """Forget what L1 and L2 hold, apart from pages of running requests; returns pages by tier.
 
         ValueError for a tier that is neither "l1" nor "l2": L3 belongs to the fleet, and the operator empties it.
         """
@@ -202,17 +202,38 @@ class KVCache:
             raise ValueError(f"cannot flush {', '.join(sorted(unknown))}; choose from l1, l2")
         flushed = {}
         if "l1" in tiers:
-            flushed["l1_blocks"] = self._pool.index.clear()
-            self._stats.l1_evictions["flush"] += flushed["l1_blocks"]
+            nodes = self._pool.clear()
+            flushed["l1_blocks"] = len(nodes)
+            self._stats.l1_evictions["flush"] += len(nodes)
+            self._left("l1", nodes)
         if "l2" in tiers:
+            # A page on its way to or from L3 keeps its slot until that is over, but is found no more.
             nodes = list(self._host.index.nodes()) if self._host else []
             for node in nodes:
-                # A block on its way to or from L3 keeps its slot until that is over, but is found no more.
                 assert self._host is not None
                 self._host.index.remove(node)
             flushed["l2_blocks"] = len(nodes)
             self._stats.l2_evictions["flush"] += len(nodes)
+            self._left("l2", nodes)
         return flushed
+
+    # -- swapping ----------------------------------------------------------------------------------------------
+
+    def suspend(self, allocation: Allocation) -> Suspended | None:
+        """Free an allocation whose contents L2 keeps: published pages stay pinned there, the rest is copied.
+
+        None, and nothing changed, when L2 has no room for it: free it then, and compute it again later.
+        """
+        return self._suspension.suspend(allocation)
+
+    def resume(self, suspended: Suspended, tokens: int, chunk: int | None = None, spare: int = 0) -> Allocation | None:
+        """The allocation as it was, bit for bit, with room for ``tokens`` tokens in all; None, and nothing changed,
+        when L1 has too few blocks. Lost when ``suspended.lost``: L2 had other bytes than it should; then drop it."""
+        return self._suspension.resume(suspended, tokens, tokens if chunk is None else chunk, spare)
+
+    def drop_suspended(self, suspended: Suspended) -> None:
+        """Nobody wants it back. Twice is once."""
+        self._suspension.drop(suspended)
 
     # -- L3 ----------------------------------------------------------------------------------------------------
 
@@ -231,6 +252,18 @@ class KVCache:
     def store_state(self) -> StoreState:
         return self._store.state if self._store else StoreState("off")
 
+    # -- start and end -----------------------------------------------------------------------------------------
+
+    def restore(self) -> RestoreReport:
+        """Take in what an earlier process of this namespace left in L2; before anything else."""
+        if self._host is None or not self._host.retain:
+            return RestoreReport()
+        report = self._host.restore(self.namespace)
+        if self._events is not None:
+            for node in self._host.index.nodes():
+                self._events.stored("l2", node.group, node.digest, "restored")
+        return report
+
     def close(self) -> None:
         """Close L3 and give L2 back. The cache is of no use after this."""
         self.close_store()
@@ -240,19 +273,19 @@ class KVCache:
     # -- counting ----------------------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
-        """A snapshot that later work does not change."""
+        """A snapshot that later work does not change. L1's blocks are parents: with one group, its blocks."""
         stats = self._stats
-        stats.l1_blocks = self._pool.usable_blocks
-        stats.l1_free_blocks = self._pool.free_blocks
-        stats.l1_evictable_blocks = self._pool.index.unreferenced
-        stats.l1_cached_blocks = len(self._pool.index)
+        stats.l1_blocks = self._pool.usable_parents
+        stats.l1_free_blocks = self._pool.free_parents
+        stats.l1_evictable_blocks = self._pool.unreferenced()
+        stats.l1_cached_blocks = self._pool.cached()
         stats.l1_evictions["capacity"] = self._pool.evictions
         if self._host is not None:
             stats.l2_slots = self._host.num_slots
             stats.l2_free_slots = self._host.free_slots
-            stats.l2_cached_blocks = len(self._host.index)
+            stats.l2_cached_blocks = self._host.index.cached()
             stats.l2_lent_slots = self._host.lent
-            stats.l2_evictions["capacity"] = self._host.evictions
+            stats.l2_evictions["capacity"] = self._host.index.evictions
         state = self.store_state()
         stats.store_state, stats.store_error = state.state, state.error
         if self._store is not None:
@@ -261,99 +294,19 @@ class KVCache:
             stats.fetches_active = self._store.active_fetches
             stats.breaker = self._store.breaker_state
             stats.client_pid = self._store.client_pid
-        return _snapshot(stats)
+        return snapshot(stats)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.granularity)
+    def _leaves_l1(self, node: Node) -> None:
+        """An L1 page's blocks are about to be reused: L2 keeps it, if it had forgotten it."""
+        self._copies.spill(node)
+        self._left("l1", (node,), "capacity")
 
-    def _name(self, digest: bytes) -> bytes:
-        return key_digest(store_key(self.namespace, digest))
+    def _leaves_l2(self, node: Node) -> None:
+        self._left("l2", (node,), "capacity")
 
-    def _copy_up(self, copies: list[Node], fresh: list[int], nodes: list[Node], fetch: Fetch | None) -> int:
-        """Copy L2 nodes to the first of the fresh blocks and index them; returns how many ``fetch`` had brought."""
-        if not copies:
-            return 0
-        host = self._host
-        assert host is not None
-        started = time.perf_counter()
-        blocks = fresh[: len(copies)]
-        names = [self._name(source.digest) for source in copies]
-        good, reason = host.load([source.slot for source in copies], blocks, names)
-        for source, block in zip(copies[:good], blocks, strict=False):
-            nodes.append(self._pool.index.insert(source.digest, source.parent, block, refs=1))
-        if reason is not None:
-            # A miss from here on: what continues a bad page is of no use to this request.
-            self._stats.header_mismatches[f"l2.{reason.value}"] += 1
-            self._stats.l2_evictions["mismatch"] += 1
-            host.index.remove(copies[good])
-        for source in copies:
-            host.release(source)
-        self._stats.l2_read_bytes += good * host.payload_bytes
-        self._stats.l2_read_seconds += time.perf_counter() - started
-        return sum(source.digest in fetch.fetched for source in copies[:good]) if fetch is not None else 0
-
-    def _touch_l2(self, digests: Sequence[bytes]) -> None:
-        """A hit in L1 is a use of L2's copy too, else L2 would forget exactly what is used most."""
-        if self._host is None:
-            return
-        found = [node for digest in digests if (node := self._host.index.get(digest)) is not None]
-        self._host.index.touch(found)
-        if self._store is not None:
-            self._store.offer(found)
-
-    def _write_through(self, nodes: list[Node]) -> None:
-        """Copy newly published L1 blocks to L2 and queue them for L3."""
-        copies = self._copy_down(nodes)
-        if self._store is not None:
-            self._store.put(copies)
-        for copy in copies:
-            assert self._host is not None
-            self._host.release(copy)
-
-    def _spill(self, node: Node) -> None:
-        """An L1 block is about to be reused: L2 keeps it, if it had forgotten it."""
-        if self._host is not None and self._host.retain:
-            for copy in self._copy_down([node]):
-                self._host.release(copy)
-
-    def _copy_down(self, nodes: list[Node]) -> list[Node]:
-        """L2's new copies of L1 blocks, each with a reference; those it has, or has no room for, are left out."""
-        host = self._host
-        if host is None or (not host.retain and self.store_state().state != "open"):
-            return []
-        pages = [
-            Page(node.slot, node.digest, node.parent, self._name(node.digest))
-            for node in nodes
-            if host.index.get(node.digest) is None
-        ]
-        if not pages:
-            return []
-        started = time.perf_counter()
-        copies = host.store(pages)
-        self._stats.l2_write_seconds += time.perf_counter() - started
-        self._stats.l2_write_dropped += len(pages) - len(copies)
-        self._stats.l2_write_bytes += len(copies) * host.payload_bytes
-        return copies
-
-    def _count_admission(self, tokens: int, cached: TierTokens) -> None:
-        stats = self._stats
-        stats.admitted += 1
-        stats.prompt_tokens += tokens
-        stats.hit_tokens.l1 += cached.l1
-        stats.hit_tokens.l2 += cached.l2
-        stats.hit_tokens.l3 += cached.l3
-        stats.miss_tokens += tokens - cached.total
-
-
-def _snapshot(stats: CacheStats) -> CacheStats:
-    copy = dataclasses.replace(
-        stats, hit_tokens=dataclasses.replace(stats.hit_tokens), store=dataclasses.replace(stats.store)
-    )
-    for holder, source in ((copy, stats), (copy.store, stats.store)):
-        for each in dataclasses.fields(source):
-            value = getattr(source, each.name)
-            if isinstance(value, Counter):
-                setattr(holder, each.name, Counter(value))
-    return copy
+    def _left(self, tier: str, nodes: Sequence[Node], reason: str = "flush") -> None:
+        if self._events is not None:
+            for node in nodes:
+                self._events.removed(tier, node.group, node.digest, reason)  # type: ignore[arg-type]

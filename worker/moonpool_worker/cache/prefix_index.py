@@ -1,50 +1,96 @@
-"""Which block holds which prefix in one tier, and which block may go first.
+"""Which entries one group has in one tier, and which of them may go first.
 
-A node is one resident block, found by its link of the hash chain. A node may be evicted when nobody refers to it and
-no resident node continues it: leaves first, so what stays is always a usable prefix. Among those the least recently
-used goes first.
+A node is one resident page of a group, found by its link of the hash chain. It may go when nobody refers to it and, in
+a *closed* group, when no resident node continues it: leaves first, so what stays is always a usable prefix. Among the
+candidates the one with the least *value* goes first. A value is when the node was used last, on a clock that counts
+the pages that came into the tier, and a *reward* on top for each time it was hit (up to a few): a page that was reused
+once stays until so many more pages have come than one that never was. This is LRU with virtual recency; as the
+values of all pages age together, yesterday's favourite goes too.
 
-The candidates sit in a heap with *lazy* recency: touching a node only writes its tick; an entry that surfaces with an
-old tick is pushed back with the new one, and one that is no candidate any more is dropped (it is pushed again when it
-becomes one). So an eviction costs O(log n) amortised, and a touch O(1).
+Values only rise, so the candidates sit in a heap that is lazy: an entry that surfaces with an old value is pushed back
+with the new one, and one that is no candidate any more is dropped (it is pushed again when it becomes one). An
+eviction costs O(log n) amortised, a touch O(1).
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+_serial = itertools.count()
 
 
 class Node:
-    """One resident block. ``stored`` is L3's: the generation of the store that is believed to have it, 0 for none."""
+    """One resident page of a group. ``slot`` is its place in L2, ``blocks`` its blocks in L1; ``depth`` is the page's
+    number in its text. ``stored`` is L3's: the generation of the store that is believed to have it, 0 for none;
+    ``checked``: this process wrote the bytes or has compared their checksum."""
 
-    __slots__ = ("digest", "parent", "queued", "refs", "resident", "slot", "stored", "tick")
+    __slots__ = (
+        "blocks",
+        "checked",
+        "depth",
+        "digest",
+        "group",
+        "hits",
+        "parent",
+        "queued",
+        "refs",
+        "resident",
+        "serial",
+        "slot",
+        "stored",
+        "tick",
+    )
 
-    def __init__(self, digest: bytes, parent: bytes | None, slot: int, tick: int) -> None:
+    def __init__(
+        self, group: int, digest: bytes, parent: bytes | None, depth: int, blocks: tuple[int, ...], tick: int
+    ) -> None:
+        self.group = group
         self.digest = digest
         self.parent = parent
-        self.slot = slot
+        self.depth = depth
+        self.blocks = blocks
+        self.slot = blocks[0]
         self.tick = tick
+        self.hits = 0
         self.refs = 0
         self.stored = 0
+        self.checked = True
         self.queued = False
         self.resident = True
+        self.serial = next(_serial)
+
+
+@dataclass(slots=True)
+class Clock:
+    """One per tier, so that the values of its groups compare. ``reward``: ticks that a hit is worth, ``most`` hits."""
+
+    now: int = 0
+    reward: int = 0
+    most: int = 1
+
+    def value(self, node: Node) -> int:
+        return node.tick + self.reward * min(node.hits, self.most)
 
 
 class PrefixIndex:
-    """Nodes of one tier by digest.
+    """The nodes of one group by link.
 
-    ``on_release(node)`` is called once per node that has left the index and that nobody refers to: its slot is free
+    ``on_release(node)`` is called once per node that has left the index and that nobody refers to: its place is free
     from then on.
     """
 
-    def __init__(self, on_release: Callable[[Node], None]) -> None:
+    def __init__(
+        self, on_release: Callable[[Node], None], group: int = 0, closed: bool = True, clock: Clock | None = None
+    ) -> None:
+        self.group = group
+        self.closed = closed
+        self.clock = clock or Clock()
         self._nodes: dict[bytes, Node] = {}
-        self._children: dict[bytes, int] = {}
-        self._heap: list[tuple[int, int, Node]] = []
-        self._order = itertools.count()
-        self._clock = 0
+        self._children: dict[bytes, set[Node]] = {}
+        self._heap: list[tuple[int, int, int, Node]] = []
         self._unreferenced = 0
         self._on_release = on_release
 
@@ -74,20 +120,23 @@ class PrefixIndex:
 
     def touch(self, nodes: Iterable[Node]) -> None:
         """The nodes were used now, all at the same time."""
-        self._clock += 1
+        self.clock.now += 1
+        now = self.clock.now
         for node in nodes:
-            node.tick = self._clock
+            node.tick = now
 
-    def insert(self, digest: bytes, parent: bytes | None, slot: int, refs: int = 0) -> Node:
-        """Add a block. KeyError when the digest is resident already: deduplicate before."""
+    def insert(
+        self, digest: bytes, parent: bytes | None, blocks: tuple[int, ...], depth: int = 0, refs: int = 0
+    ) -> Node:
+        """Add a page. KeyError when the link is resident already: deduplicate before."""
         if digest in self._nodes:
             raise KeyError(f"block {digest.hex()} is resident already")
-        self._clock += 1
-        node = Node(digest, parent, slot, self._clock)
+        self.clock.now += 1
+        node = Node(self.group, digest, parent, depth, blocks, self.clock.now)
         node.refs = refs
         self._nodes[digest] = node
-        if parent is not None:
-            self._children[parent] = self._children.get(parent, 0) + 1
+        if parent is not None and self.closed:
+            self._children.setdefault(parent, set()).add(node)
         if not refs:
             self._unreferenced += 1
             self._enqueue(node)
@@ -111,36 +160,44 @@ class PrefixIndex:
             self._on_release(node)
 
     def remove(self, node: Node) -> None:
-        """Take the node out of the index; its slot is free when the last reference goes."""
+        """Take the node out of the index; its place is free when the last reference goes."""
         if not node.resident:
             return
         node.resident = False
         del self._nodes[node.digest]
-        if node.parent is not None:
-            self._forget_child(node.parent)
+        if node.parent is not None and self.closed:
+            self._forget_child(node.parent, node)
         if node.refs == 0:
             self._unreferenced -= 1
             self._on_release(node)
 
     def victim(self) -> Node | None:
-        """The least recently used leaf that nobody refers to, or None. It stays until ``remove``."""
-        while self._heap:
-            tick, _, node = self._heap[0]
+        """The candidate of least value, or None. It stays until ``remove``."""
+        heap, value = self._heap, self.clock.value
+        while heap:
+            queued_value, _, _, node = heap[0]
             if not self._is_candidate(node):
-                heapq.heappop(self._heap)
+                heapq.heappop(heap)
                 node.queued = False
-            elif tick < node.tick:
-                heapq.heapreplace(self._heap, (node.tick, next(self._order), node))
+            elif queued_value < value(node):
+                heapq.heapreplace(heap, self._entry(node))
             else:
                 return node
         return None
 
-    def clear(self) -> int:
-        """Remove every node that nobody refers to; returns how many."""
+    def with_continuations(self, node: Node) -> Iterator[Node]:
+        """The node and all resident nodes that continue it, each before what it continues."""
+        found = [node]
+        for each in found:
+            found.extend(self._children.get(each.digest, ()))
+        return reversed(found)
+
+    def clear(self) -> list[Node]:
+        """Remove every node that nobody refers to; returns them."""
         idle = [node for node in self._nodes.values() if node.refs == 0]
         for node in idle:
             self.remove(node)
-        return len(idle)
+        return idle
 
     def _is_candidate(self, node: Node) -> bool:
         return node.resident and node.refs == 0 and not self._children.get(node.digest)
@@ -148,12 +205,17 @@ class PrefixIndex:
     def _enqueue(self, node: Node) -> None:
         if not node.queued and self._is_candidate(node):
             node.queued = True
-            heapq.heappush(self._heap, (node.tick, next(self._order), node))
+            heapq.heappush(self._heap, self._entry(node))
 
-    def _forget_child(self, parent: bytes) -> None:
-        left = self._children[parent] - 1
-        if left:
-            self._children[parent] = left
+    def _entry(self, node: Node) -> tuple[int, int, int, Node]:
+        # Of one text's pages the last goes first; a window's or a state's early ones are passed by, so they go first.
+        order = -node.depth if self.closed else node.depth
+        return (self.clock.value(node), order, node.serial, node)
+
+    def _forget_child(self, parent: bytes, child: Node) -> None:
+        children = self._children[parent]
+        children.discard(child)
+        if children:
             return
         del self._children[parent]
         node = self._nodes.get(parent)

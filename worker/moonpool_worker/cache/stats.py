@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 
 @dataclass(slots=True)
@@ -58,6 +58,9 @@ class CacheStats:
     miss_tokens: int = 0
     admitted: int = 0
     refused: int = 0
+    #: Requests that made room by going to L2, and those that came back from there.
+    suspended: int = 0
+    resumed: int = 0
     published_blocks: int = 0
     duplicate_blocks: int = 0
     l1_evictions: Counter[str] = field(default_factory=Counter)
@@ -90,3 +93,14 @@ class CacheStats:
     store_state: str = "off"
     store_error: str = ""
     client_pid: int = 0
+
+
+def snapshot(stats: CacheStats) -> CacheStats:
+    """A copy that later counting does not change."""
+    copy = replace(stats, hit_tokens=replace(stats.hit_tokens), store=replace(stats.store))
+    for holder, source in ((copy, stats), (copy.store, stats.store)):
+        for each in fields(source):
+            value = getattr(source, each.name)
+            if isinstance(value, Counter):
+                setattr(holder, each.name, Counter(value))
+    return copy

@@ -25,8 +25,8 @@ class Fetch:
     done: bool = False
     outcome: str = ""
     held: list[Node] = field(default_factory=list)
-    #: Digests that this fetch brought from L3.
-    fetched: set[bytes] = field(default_factory=set)
+    #: (group, link) of the pages that this fetch brought from L3.
+    fetched: set[tuple[int, bytes]] = field(default_factory=set)
 
 
 @dataclass(slots=True)

@@ -171,7 +171,7 @@ class StoreTier:
         fetch = Fetch(chain, first, wanted, now, now + self._patience(wanted))
         # What is before it in L2 must still be there when it arrives.
         for digest in chain[:first]:
-            node = self._host.index.get(digest)
+            node = self._host.index.get(0, digest)
             if node is not None:
                 self._host.index.ref(node)
                 fetch.held.append(node)
@@ -226,7 +226,7 @@ class StoreTier:
             if slots:
                 batch = batch[: len(slots)]
                 hashes = [fetch.chain[position] for position in batch]
-                offsets = [slot * self._host.stride for slot in slots]
+                offsets = [self._host.offset(0, slot) for slot in slots]
                 call = self._send("get", self._get_request(hashes, offsets), fetch)
                 call.positions, call.slots = batch, slots
             if len(slots) < size:
@@ -235,11 +235,11 @@ class StoreTier:
             self._finish(fetch, "no room")
 
     def _get_request(self, hashes: list[bytes], offsets: list[int]) -> Callable[[int], messages.Request]:
-        return lambda number: messages.Get(number, hashes, offsets, self._host.object_bytes)
+        return lambda number: messages.Get(number, hashes, offsets, self._host.object_bytes(0))
 
     def _borrow(self, count: int) -> list[int]:
         slots: list[int] = []
-        while len(slots) < count and (slot := self._host.take_slot()) is not None:
+        while len(slots) < count and (slot := self._host.take_slot(0)) is not None:
             slots.append(slot)
         self._host.lent += len(slots)
         return slots
@@ -255,7 +255,7 @@ class StoreTier:
         codes = reply.codes if len(reply.codes) == len(call.slots) else [-1] * len(call.slots)
         self._host.lent -= len(call.slots)
         for position, slot, code in zip(call.positions, call.slots, codes, strict=True):
-            if code == self._host.object_bytes:
+            if code == self._host.object_bytes(0):
                 self._counters.get_blocks += 1
                 self._counters.get_bytes += code
                 self._adopt(fetch, position, slot)
@@ -264,7 +264,7 @@ class StoreTier:
                     self._absent.add(fetch.chain[position], self._clock())
                 elif code > 0:
                     self._mismatches["l3.length"] += 1
-                self._host.give_slot(slot)
+                self._host.give_slot(0, slot)
         fetch.calls -= 1
         if not fetch.done and not fetch.calls:
             complete = len(fetch.fetched) == fetch.wanted
@@ -272,18 +272,18 @@ class StoreTier:
 
     def _adopt(self, fetch: Fetch, position: int, slot: int) -> None:
         digest = fetch.chain[position]
-        node = self._host.index.get(digest)
+        node = self._host.index.get(0, digest)
         if node is not None:
             # Computed and published while it was on its way.
-            self._host.give_slot(slot)
+            self._host.give_slot(0, slot)
             self._host.index.ref(node)
         else:
             parent = fetch.chain[position - 1] if position else None
             name = key_digest(store_key(self._namespace, digest))
-            adopted = self._host.adopt(slot, digest, parent, name)
+            adopted = self._host.adopt(0, slot, digest, parent, position, name)
             if isinstance(adopted, Mismatch):
                 self._mismatches[f"l3.{adopted.value}"] += 1
-                self._host.give_slot(slot)
+                self._host.give_slot(0, slot)
                 return
             node = adopted
             node.stored = self._generation
@@ -291,7 +291,7 @@ class StoreTier:
             self._counters.late_blocks += 1
             self._host.release(node)
             return
-        fetch.fetched.add(digest)
+        fetch.fetched.add((0, digest))
         fetch.held.append(node)
 
     def _finish(self, fetch: Fetch, outcome: str) -> None:
@@ -347,8 +347,8 @@ class StoreTier:
 
     def _put_request(self, nodes: list[Node]) -> Callable[[int], messages.Request]:
         hashes = [node.digest for node in nodes]
-        offsets = [node.slot * self._host.stride for node in nodes]
-        return lambda number: messages.Put(number, hashes, offsets, self._host.object_bytes)
+        offsets = [self._host.offset(node.group, node.slot) for node in nodes]
+        return lambda number: messages.Put(number, hashes, offsets, self._host.object_bytes(0))
 
     def _take_put(self, call: Call, reply: messages.Reply) -> None:
         self._counters.put_calls += 1
@@ -359,7 +359,7 @@ class StoreTier:
         for node, code in zip(call.nodes, codes, strict=True):
             if code == 0:
                 self._counters.put_blocks += 1
-                self._counters.put_bytes += self._host.object_bytes
+                self._counters.put_bytes += self._host.object_bytes(0)
                 self._absent.discard(node.digest)
             else:
                 node.stored = 0
@@ -526,7 +526,7 @@ class StoreTier:
         for call in calls:
             self._host.lent -= len(call.slots)
             for slot in call.slots:
-                self._host.give_slot(slot)
+                self._host.give_slot(0, slot)
             for node in call.nodes:
                 node.stored = 0
                 self._host.release(node)
