@@ -9,12 +9,16 @@ from triton.runtime.driver import driver
 
 
 class TileShape(NamedTuple):
-    """Rows and positions of a tile of attention, and how its kernel is compiled."""
+    """Rows and positions of a tile of attention, and how its kernel is compiled.
+
+    ``registers``: most per thread. Left to itself ptxas sometimes spills a few to fit one more block of threads.
+    """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 def architecture() -> int:

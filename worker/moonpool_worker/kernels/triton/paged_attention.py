@@ -218,6 +218,8 @@ def chunk_shape(dim: int, dtype: torch.dtype) -> TileShape:
         return TileShape(32 if dim <= 64 else 16, 32, 8, 2)
     if dim > 128:
         return TileShape(64, 32, 8, 2)
+    if dim <= 64:
+        return TileShape(128, 64 if architecture() >= 90 else 32, 8, 3, 168)
     # Before Hopper the left operand of a product stands in registers too.
     return TileShape(128, 64 if architecture() >= 90 else 32, 8, 3)
 
@@ -272,7 +274,7 @@ def paged_attention(
             BLOCK_D=max(16, triton.next_power_of_2(dim)), ROWS=plan.rows, BLOCK_M=shape.block_m,
             BLOCK_N=shape.block_n, FIELDS=WORK_FIELDS, PART=float32_part(q.dtype, dim),
             WINDOW=plan.window is not None, SINKS=sinks is not None, SPLITS=work.slots > 0, PRECISION="tf32x3",
-            num_warps=shape.warps, num_stages=shape.stages,
+            num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.registers,
         )  # fmt: skip
         reduce_splits(work, partials, out, sinks, kv_heads, slice_heads, slices, queries)
     return out

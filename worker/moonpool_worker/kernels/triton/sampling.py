@@ -181,6 +181,6 @@ def sample(
     if rows:
         sampling_kernel[(rows,)](
             logits, temperature, top_k, top_p, seeds, draws, out, vocab, logits.stride(0), LANES=LANES,
-            BLOCK=4 * LANES, num_warps=16,
+            BLOCK=4 * LANES, num_warps=16, maxnreg=128,
         )  # fmt: skip
     return out
