@@ -97,7 +97,7 @@ class Admission:
             for each in found:
                 for node in each.here.values():
                     self._pool.ref(node)
-            if not self._pool.feasible([count + spare for count in demand]):
+            if not self._pool.feasible(self._device.with_spare(demand, spare)):
                 self._let_go(found)
                 self._stats.refused += 1
                 return None

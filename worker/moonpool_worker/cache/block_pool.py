@@ -51,6 +51,8 @@ class BlockPool:
         self.usable_parents = parents
         self.clock = clock or Clock()
         self.evictions = 0
+        #: Nodes that came or went.
+        self.changes = 0
         self._tiling = tiling
         self._packing = tiling.packing
         self._several = len(self._packing) > 1
@@ -158,6 +160,7 @@ class BlockPool:
     ) -> Node:
         """Private blocks become a node; KeyError when the link is resident already."""
         node = self._indexes[group].insert(digest, parent, blocks, depth, refs)
+        self.changes += 1
         if self._several:
             for block in blocks:
                 self._cached.setdefault(self._tiling.parent_of(group, block), set()).add(node)
@@ -196,6 +199,7 @@ class BlockPool:
                     nodes.discard(node)
                     if not nodes:
                         del self._cached[parent]
+        self.changes += 1
         self._indexes[node.group].remove(node)
 
     def touch(self, nodes: Sequence[Node]) -> None:

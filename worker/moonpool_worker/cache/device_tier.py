@@ -45,6 +45,13 @@ class DeviceTier:
         # A window that begins and ends inside a page, and a chunk that does: the pages they touch.
         return min(group.blocks_for(tokens), group.blocks_for(window - 1 + chunk) + 2 * group.per_page)
 
+    def with_spare(self, demand: Sequence[int], spare: int) -> list[int]:
+        """The demand, and ``spare`` blocks more of every group whose tables grow with a text."""
+        more = list(demand)
+        for group in self.history:
+            more[group.index] += spare
+        return more
+
     # -- looking -----------------------------------------------------------------------------------------------
 
     def longest(self, group: CacheGroup, chain: Sequence[bytes], pages: int) -> int:

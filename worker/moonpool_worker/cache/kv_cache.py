@@ -18,9 +18,10 @@ from moonpool_worker.cache.host_tier import HostTier, RestoreReport
 from moonpool_worker.cache.prefix_index import Clock, Node
 from moonpool_worker.cache.prefix_match import Composition
 from moonpool_worker.cache.stats import CacheStats, snapshot
+from moonpool_worker.cache.store_tier.client import StoreState
 from moonpool_worker.cache.store_tier.fetch import Fetch
 from moonpool_worker.cache.store_tier.options import StoreOptions
-from moonpool_worker.cache.store_tier.tier import StoreState, StoreTier
+from moonpool_worker.cache.store_tier.tier import StoreTier
 from moonpool_worker.cache.suspension import Suspended, Suspension
 from moonpool_worker.cache.tier_copies import TierCopies
 
@@ -60,7 +61,9 @@ class KVCache:
         elif prefix_caching and store is not None:
             self._host = HostTier(arena, store.staging_bytes, retain=False)
         if store is not None and self._host is not None:
-            self._store = StoreTier(self._host, store, self._stats.store, self._stats.header_mismatches)
+            self._store = StoreTier(
+                self._host, self.composition, store, self._stats.store, self._stats.header_mismatches
+            )
         self._copies = TierCopies(namespace, self._device, self._host, lambda: self._store, self._stats, events)
         self._admission = Admission(
             self._device, self._host, self.composition, self._copies, self._stats, prefix_caching
@@ -76,6 +79,17 @@ class KVCache:
     def available_blocks(self) -> int:
         """Blocks of the first group that a request could have now if it needed no other group's."""
         return self._pool.available(0)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there are recurrent states: they can be resumed at checkpoints only."""
+        return bool(self._device.states)
+
+    @property
+    def changes(self) -> int:
+        """Changes with every page that comes to or leaves L1 or L2: a probe of the same number finds the same."""
+        host = self._host.index if self._host else self._pool
+        return self._pool.changes + host.changes
 
     def fits(self, tokens: int, chunk: int) -> bool:
         """Whether L1 could hold a text of ``tokens`` tokens, computed ``chunk`` at a time, with all else gone."""
@@ -110,15 +124,18 @@ class KVCache:
         """What a request with this chain would find in L1 and L2. Changes nothing."""
         return self._admission.probe(chain)
 
-    def start_fetch(self, chain: Sequence[bytes]) -> Fetch | None:
+    def start_fetch(self, chain: Sequence[bytes], tokens: int | None = None) -> Fetch | None:
         """Begin to bring the pages that L1 and L2 lack from L3 to L2; None when L3 is closed or cannot help.
 
+        ``tokens``: how long the text is, if the chain's last page is not to be fetched when the text ends with it.
         Wait for ``fetch.done`` (it has a deadline of its own), then give it to :meth:`admit`, or to
         :meth:`drop_fetch` when the request is gone.
         """
         if self._store is None:
             return None
-        return self._store.start_fetch(list(chain), self.probe(chain).blocks)
+        links = list(chain)
+        pages = len(links) if tokens is None else min(len(links), (tokens - 1) // self.granularity)
+        return self._store.start_fetch(links, pages, lambda group, at: self._admission.has(links, group, at))
 
     def drop_fetch(self, fetch: Fetch) -> None:
         """Nobody waits for this fetch any more. Twice is once."""
@@ -131,6 +148,11 @@ class KVCache:
             self._store.poll()
         if self._events is not None:
             self._events.flush()
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """A step computed ``tokens`` prompt tokens: what L3 is compared with."""
+        if self._store is not None:
+            self._store.observe_prefill(tokens, seconds)
 
     def fileno(self) -> int | None:
         """A descriptor that is readable when :meth:`poll` has something to do, or None without an L3 process."""
@@ -290,6 +312,7 @@ class KVCache:
         stats.store_state, stats.store_error = state.state, state.error
         if self._store is not None:
             stats.l2_quarantined_slots = self._store.quarantined_slots
+            self._store.note_rates()
             stats.put_queue = self._store.queued_puts
             stats.fetches_active = self._store.active_fetches
             stats.breaker = self._store.breaker_state

@@ -151,7 +151,7 @@ class Suspension:
             for node in plan.here.values():
                 self._pool.ref(node)
         demand = [len(plan.fresh) for plan in plans]
-        if not self._pool.feasible([count + spare for count in demand]):
+        if not self._pool.feasible(self._device.with_spare(demand, spare)):
             self._let_go(plans)
             self._stats.refused += 1
             return None

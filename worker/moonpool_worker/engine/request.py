@@ -10,6 +10,7 @@ from typing import Protocol
 from moonpool_worker.cache.allocation import Allocation
 from moonpool_worker.cache.stats import TierTokens
 from moonpool_worker.cache.store_tier.fetch import Fetch
+from moonpool_worker.cache.suspension import Suspended
 from moonpool_worker.engine.timeline import Timeline
 from moonpool_worker.sampling.params import SamplingParams
 from moonpool_worker.sampling.sampler import SampledToken, SamplerState
@@ -83,12 +84,18 @@ class Request:
     computed: int = 0
     chain: list[bytes] = field(default_factory=list)
     allocation: Allocation | None = None
+    #: What it had when it made room for others, until it goes on.
+    suspended: Suspended | None = None
     cached: TierTokens | None = None
     fetch: Fetch | None = None
     fetch_tried: bool = False
     #: Links that this request is computing or fetching right now, and the one of somebody else's that it waits for.
     claims: set[bytes] = field(default_factory=set)
     waits_for: bytes | None = None
+    #: Pages found when the cache was last asked, when that was, and the tokens that would be left to compute.
+    found: int = 0
+    probed_at: int = -1
+    unknown: int = 0
     l3_reason: str = ""
     finish_reason: FinishReason | None = None
 

@@ -1,9 +1,15 @@
 """Which tokens of which requests are computed in the next step.
 
-Decodes go first, one token each; then prompts that are under way, in chunks; then newcomers, first come first served.
+Decodes go first, one token each. What is left of the step's tokens goes to prompts: half of it to the one that has been
+under way longest, the rest to the others, those that have least to do first; what nobody else wants is the first one's
+too. So a long prompt does not hold up the short ones behind it, and however many of them come, it never gets less than
+half; and as every prompt becomes the longest under way, none waits forever. Newcomers are admitted first come first
+served: nobody overtakes one that waits for room, else it might never get it.
+
 A newcomer waits, without holding up those behind it, while its pages come from L3 or while somebody else is computing
-the very page it needs next: a prefix shared by many is computed once. When L1 is full the youngest request gives its
-blocks back and starts again later, from what the cache kept of it; the oldest always goes on, so there is no deadlock.
+the very pages it needs next: a prefix shared by many is computed once. When L1 is full the youngest request makes room:
+to L2 if that can take it, to go on later where it stopped, else it starts again from what the cache kept of it. The
+oldest always goes on, so there is no deadlock.
 """
 
 from __future__ import annotations
@@ -14,6 +20,8 @@ from dataclasses import dataclass
 
 from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.engine.batch import SequenceChunk
+from moonpool_worker.engine.chunks import chunk_of
+from moonpool_worker.engine.in_flight import InFlight
 from moonpool_worker.engine.request import Request, State
 
 
@@ -33,9 +41,11 @@ class Scheduler:
             raise ValueError(f"a step of {max_batch_tokens} tokens cannot hold {max_running} running requests")
         self._cache = cache
         self._page = cache.granularity
+        self._has_states = cache.has_states
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
-        self._in_flight: dict[bytes, Request] = {}
+        self._in_flight = InFlight()
+        self._work: dict[Request, Work] = {}
         self.waiting: deque[Request] = deque()
         #: In order of admission: the youngest is last.
         self.running: list[Request] = []
@@ -55,7 +65,7 @@ class Scheduler:
 
     def fits(self, tokens: int) -> bool:
         """Whether a sequence of ``tokens`` tokens could ever be held by L1, all else gone."""
-        return -(-tokens // self._page) <= self._cache.usable_blocks
+        return self._cache.fits(tokens, self._max_batch_tokens)
 
     def add(self, request: Request) -> None:
         """ValueError when its prompt and one more token could never fit."""
@@ -77,87 +87,124 @@ class Scheduler:
     # -- a step ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> list[Work]:
-        work: list[Work] = []
-        budget = self._max_batch_tokens
-        for request in list(self.running):
-            # An older request may have pushed this one out a moment ago.
-            if request.state is State.RUNNING and request.pending == 1 and self._make_room(request):
-                work.append(self._chunk(request, 1))
-                budget -= 1
-        for request in self.running:
-            if request.pending > 1:
-                budget -= self._prefill(request, budget, work)
+        self._work = {}
+        prompts = self._decode()
         self._look_up()
-        for request in list(self.waiting):
-            if budget <= 0 or len(self.running) >= self._max_running:
-                break
-            if not self._is_prepared(request):
-                continue
-            if not self._admit(request):
-                # Nobody overtakes the one that needs more room, else it might never get it.
-                break
-            budget -= self._prefill(request, budget, work)
+        self._prefill(prompts, self._max_batch_tokens - len(self._work))
+        work, self._work = list(self._work.values()), {}
         return work
 
     def computed(self, work: list[Work]) -> None:
         """The forward pass is done: full pages can be found by others from now on."""
+        caching, has_states = self._cache.prefix_caching, self._has_states
         for item in work:
             request = item.request
-            request.computed = item.chunk.end
-            assert request.allocation is not None
-            pages = request.computed // self._page
-            if pages <= request.allocation.published or not self._cache.prefix_caching:
+            request.computed = computed = item.chunk.end
+            allocation = request.allocation
+            assert allocation is not None
+            published = allocation.published
+            if computed // self._page > published and caching:
+                request.chain = self._cache.chain(request.token_ids, request.salt, request.chain)
+                self._cache.publish(allocation, request.chain, computed)
+                if request.claims:
+                    self._in_flight.release(request, request.chain[published : allocation.published])
+            elif has_states:
+                self._cache.publish(allocation, request.chain, computed)
+            else:
+                allocation.computed = computed
+
+    # -- decodes -----------------------------------------------------------------------------------------------
+
+    def _decode(self) -> list[Request]:
+        """Plan one token for everybody who needs just one; returns those who need more."""
+        prompts = []
+        for request in list(self.running):
+            # An older request may have pushed this one out a moment ago.
+            if request.state is not State.RUNNING:
                 continue
-            request.chain = self._cache.chain(request.token_ids, request.salt, request.chain)
-            self._cache.publish(request.allocation, request.chain, request.computed)
-            for digest in request.chain[:pages]:
-                if digest in request.claims:
-                    self._unclaim(request, digest)
+            if request.pending > 1:
+                prompts.append(request)
+            elif self._make_room(request, request.computed + 1):
+                self._work[request] = Work(request, chunk_of(request, 1, self._has_states))
+        return [request for request in prompts if request.state is State.RUNNING]
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    def _make_room(self, request: Request, tokens: int, insist: bool = True) -> bool:
+        """Room for the tokens up to ``tokens``; False when ``request`` itself had to go, or has to wait.
 
-    def _chunk(self, request: Request, tokens: int) -> Work:
+        Without ``insist`` the youngest of several waits for the others instead of giving up what it has.
+        """
         assert request.allocation is not None
-        start = request.computed
-        chunk = SequenceChunk(
-            token_ids=request.token_ids[start : start + tokens],
-            start=start,
-            tables=(request.allocation.block_ids,),
-            wants_logits=start + tokens == len(request.token_ids),
-        )
-        return Work(request, chunk)
-
-    def _prefill(self, request: Request, budget: int, work: list[Work]) -> int:
-        """Add the next chunk of a prompt; returns its tokens."""
-        tokens = min(request.pending, budget)
-        if tokens < request.pending:
-            # Chunks end at page borders, so that each one's pages can be published at once.
-            tokens -= (request.computed + tokens) % self._page
-        if tokens <= 0:
-            return 0
-        work.append(self._chunk(request, tokens))
-        return tokens
-
-    def _make_room(self, request: Request) -> bool:
-        """Room for the token that is about to be computed; False when ``request`` itself had to go."""
-        assert request.allocation is not None
-        while not self._cache.extend(request.allocation, len(request.token_ids)):
+        while not self._cache.extend(request.allocation, tokens):
             youngest = self.running[-1]
+            if youngest is request and not insist and len(self.running) > 1:
+                return False
             self._preempt(youngest)
             if youngest is request:
                 return False
         return True
 
+    # -- prompts -----------------------------------------------------------------------------------------------
+
+    def _prefill(self, prompts: list[Request], budget: int) -> None:
+        """Share the step's remaining tokens among the prompts under way and newcomers."""
+        first = prompts[0] if prompts else None
+        left = budget - self._share(first, budget)
+        others = sorted(prompts[1:], key=lambda request: request.pending, reverse=True)
+        for request in list(self.waiting):
+            if left <= 0 or len(self.running) >= self._max_running:
+                break
+            if not self._is_prepared(request):
+                continue
+            while others and left > 0 and others[-1].pending <= request.unknown:
+                left -= self._chunk(others.pop(), left)
+            if left <= 0 or not self._admit(request):
+                break
+            if first is None:
+                first = request
+                left -= self._share(first, budget)
+            else:
+                left -= self._chunk(request, left)
+        while others and left > 0:
+            left -= self._chunk(others.pop(), left)
+        if first is not None:
+            self._chunk(first, left + self._share(first, budget))
+
+    def _share(self, first: Request | None, budget: int) -> int:
+        """What is kept for the prompt that has been under way longest."""
+        return 0 if first is None else min(first.pending, budget // 2)
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """Plan the next chunk of a prompt; returns its tokens."""
+        if request.state is not State.RUNNING:
+            return 0
+        tokens = min(request.pending, budget)
+        if tokens < request.pending:
+            # Chunks end at page borders, so that each one's pages can be published at once; but go on they must.
+            over = (request.computed + tokens) % self._page
+            tokens -= over if over < tokens else 0
+        if tokens <= 0 or not self._make_room(request, request.computed + tokens, insist=False):
+            return 0
+        self._work[request] = Work(request, chunk_of(request, tokens, self._has_states))
+        return tokens
+
+    # -- making room -------------------------------------------------------------------------------------------
+
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
-        self._let_go(request)
+        self._work.pop(request, None)
+        assert request.allocation is not None
+        request.suspended = self._cache.suspend(request.allocation)
+        if request.suspended is not None:
+            request.allocation = None
+        self._let_go(request, keep_suspended=True)
         request.state = State.WAITING
-        request.computed = 0
+        if request.suspended is None:
+            request.computed = 0
         request.timeline.preempted()
         self.preemptions += 1
         self.waiting.appendleft(request)
 
-    def _let_go(self, request: Request) -> None:
+    def _let_go(self, request: Request, keep_suspended: bool = False) -> None:
         if request.fetch is not None:
             self._cache.drop_fetch(request.fetch)
             request.timeline.fetched()
@@ -165,8 +212,10 @@ class Scheduler:
         if request.allocation is not None:
             self._cache.free(request.allocation)
             request.allocation = None
-        for digest in list(request.claims):
-            self._unclaim(request, digest)
+        if request.suspended is not None and not keep_suspended:
+            self._cache.drop_suspended(request.suspended)
+            request.suspended = None
+        self._in_flight.release_all(request)
 
     # -- newcomers ---------------------------------------------------------------------------------------------
 
@@ -178,20 +227,25 @@ class Scheduler:
 
     def _is_prepared(self, request: Request) -> bool:
         """Whether nothing that would spare it work is still on its way."""
-        if not self._cache.prefix_caching:
+        if not self._cache.prefix_caching or request.suspended is not None:
+            request.unknown = request.pending
             return True
         if request.fetch is not None:
             return request.fetch.done
         if request.waits_for is not None and request.waits_for in self._in_flight:
             return False
         request.waits_for = None
-        request.chain = self._cache.chain(request.token_ids, request.salt, request.chain)
-        found = self._cache.probe(request.chain).blocks
-        if found >= self._reusable(request):
+        if request.probed_at != self._cache.changes:
+            request.chain = self._cache.chain(request.token_ids, request.salt, request.chain)
+            request.found = self._cache.probe(request.chain).blocks
+            request.probed_at = self._cache.changes
+        found, reusable = request.found, self._reusable(request)
+        request.unknown = len(request.token_ids) - min(found, reusable) * self._page
+        if found >= reusable:
             return True
-        owner = self._in_flight.get(request.chain[found])
-        if owner is not None and owner is not request:
-            request.waits_for = request.chain[found]
+        shared = self._computed_elsewhere(request, found, reusable)
+        if shared > found:
+            request.waits_for = request.chain[shared - 1]
             return False
         if request.fetch_tried:
             return True
@@ -200,25 +254,40 @@ class Scheduler:
         if request.fetch is None:
             return True
         request.timeline.fetching()
-        self._claim(request, request.chain[found:])
+        self._in_flight.claim(request, request.chain[found:])
         return request.fetch.done
+
+    def _computed_elsewhere(self, request: Request, found: int, reusable: int) -> int:
+        """Up to which page another request is computing what this one needs next; ``found`` when nobody is."""
+        if not self._has_states:
+            return self._in_flight.first_run(request, request.chain, found, reusable)
+        # Pages alone do not help a recurrent model: the other one has to keep its state where the two texts part.
+        last = self._in_flight.last(request, request.chain, found, reusable)
+        if last is None:
+            return found
+        shared, owner = last
+        if owner.allocation is not None:
+            self._cache.keep_state(owner.allocation, shared * self._page)
+        return shared
 
     def _reusable(self, request: Request) -> int:
         """Pages that could come from a cache: the last token is always computed."""
         return min(len(request.chain), (len(request.token_ids) - 1) // self._page)
 
     def _admit(self, request: Request) -> bool:
-        tokens = len(request.token_ids)
-        if self.running:
-            # Leave the others a block each to grow into: filling up to the last block means preempting at once.
-            needed = -(-tokens // self._page) - self._cache.probe(request.chain).l1
-            if needed + len(self.running) > self._cache.available_blocks:
-                return False
-        allocation = self._cache.admit(request.chain, tokens, request.fetch)
+        # Leave the others a block each to grow into: filling up to the last block means preempting at once.
+        spare, chunk = len(self.running), self._max_batch_tokens
+        if request.suspended is not None:
+            allocation = self._cache.resume(request.suspended, len(request.token_ids), chunk, spare)
+            if allocation is None and request.suspended.lost:
+                self._cache.drop_suspended(request.suspended)
+                request.suspended, request.computed = None, 0
+        else:
+            allocation = self._cache.admit(request.chain, len(request.token_ids), request.fetch, chunk, spare)
         if allocation is None:
             return False
-        for digest in list(request.claims):
-            self._unclaim(request, digest)
+        request.suspended = None
+        self._in_flight.release_all(request)
         self.waiting.remove(request)
         self.running.append(request)
         request.timeline.admitted()
@@ -227,19 +296,9 @@ class Scheduler:
             request.l3_reason = request.fetch.outcome
             request.fetch = None
         request.allocation = allocation
-        request.computed = allocation.cached_tokens
+        request.computed = allocation.computed
         request.state = State.RUNNING
         if request.cached is None:
             request.cached = allocation.cached
-        self._claim(request, request.chain[request.computed // self._page :])
+        self._in_flight.claim(request, request.chain[request.computed // self._page :])
         return True
-
-    def _claim(self, request: Request, digests: list[bytes]) -> None:
-        for digest in digests:
-            if self._in_flight.setdefault(digest, request) is request:
-                request.claims.add(digest)
-
-    def _unclaim(self, request: Request, digest: bytes) -> None:
-        request.claims.discard(digest)
-        if self._in_flight.get(digest) is request:
-            del self._in_flight[digest]
