@@ -156,7 +156,10 @@ def test_a_late_answer_is_kept(opened: Opened) -> None:
     assert fetch.outcome == "deadline"
     os.kill(reader.stats().client_pid, signal.SIGCONT)
     poll_until(reader, lambda: fetch.calls == 0)
-    assert reader.store_state().state == "open"
+    # Nobody answered anybody for so long: left alone for a moment, then tried, not replaced.
+    assert reader.store_state().state == "failing"
+    poll_until(reader, lambda: reader.store_state().state == "open")
+    assert reader.stats().store.client_starts == 1
     assert reader.stats().l2_lent_slots == 0
 
 

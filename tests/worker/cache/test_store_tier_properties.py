@@ -16,6 +16,9 @@ from moonpool_worker.cache.store_tier.tier import StoreTier
 
 from tests.worker.cache.texts import NAMESPACE, P, compute, make_cache, wrong_pages
 
+#: A cache group and a link.
+Name = tuple[int, bytes]
+
 OPTIONS = StoreOptions(min_pages=1, batch_pages=2, put_batch=2, put_queue=4, timeout_base=1, timeout_per_page=0)
 
 
@@ -24,7 +27,7 @@ class FakeProcess:
 
     pid = 4242
 
-    def __init__(self, store: dict[bytes, bytes], fd: int) -> None:
+    def __init__(self, store: dict[Name, bytes], fd: int) -> None:
         self._store = store
         self._map = mmap.mmap(fd, 0)
         self.pending: list[messages.Request] = []
@@ -59,25 +62,29 @@ class FakeProcess:
         codes = [0]
         match request:
             case messages.Exist():
-                codes = [int(one in self._store) for one in request.hashes]
+                codes = [int(one in self._store) for one in _names(request)]
             case messages.Get():
-                codes = [self._get(*one) for one in zip(request.hashes, request.offsets, strict=True)]
+                codes = [self._get(*one) for one in zip(_names(request), request.offsets, strict=True)]
             case messages.Put():
-                codes = [self._put(*one, request.size) for one in zip(request.hashes, request.offsets, strict=True)]
+                codes = [self._put(*one) for one in zip(_names(request), request.offsets, request.sizes, strict=True)]
         if fault and not isinstance(request, messages.Open | messages.Close):
             codes = [fault] * len(codes)
         self.replies.append(messages.Reply(request.id, codes))
 
-    def _get(self, name: bytes, offset: int) -> int:
+    def _get(self, name: Name, offset: int) -> int:
         data = self._store.get(name)
         if data is None:
             return -704
         self._map[offset : offset + len(data)] = data
         return len(data)
 
-    def _put(self, name: bytes, offset: int, size: int) -> int:
+    def _put(self, name: Name, offset: int, size: int) -> int:
         self._store.setdefault(name, self._map[offset : offset + size])
         return 0
+
+
+def _names(request: messages.Exist | messages.Get | messages.Put) -> list[Name]:
+    return list(zip(request.groups, request.hashes, strict=True))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -85,7 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
     def start(self, blocks: int, slots: int) -> None:
         self.now = 0.0
         self.mixed_up = False
-        self.objects: dict[bytes, bytes] = {}
+        self.objects: dict[Name, bytes] = {}
         self.processes: list[FakeProcess] = []
         self.running: list[tuple[Allocation, list[bytes]]] = []
         self.waiting: list[tuple[Fetch, list[int]]] = []
@@ -95,6 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
         stats = self.cache._stats
         self.cache._store = StoreTier(
             host,
+            self.cache.composition,
             OPTIONS,
             stats.store,
             stats.header_mismatches,

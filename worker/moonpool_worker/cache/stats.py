@@ -40,12 +40,22 @@ class StoreCounters:
     #: Fetches by how they ended: complete, partial, absent, deadline, failed, cancelled.
     fetches: Counter[str] = field(default_factory=Counter)
     fetch_seconds: float = 0.0
+    #: Requests that were not looked up in L3 although something was missing, by reason.
+    unread: Counter[str] = field(default_factory=Counter)
     late_blocks: int = 0
     negative_hits: int = 0
     #: Client processes started, and those that ended without being asked to, by reason.
     client_starts: int = 0
     client_losses: Counter[str] = field(default_factory=Counter)
     breaker_opened: int = 0
+    #: Trial reads and writes of an object of the worker's own.
+    measurements: int = 0
+    measure_errors: Counter[str] = field(default_factory=Counter)
+    #: Measured now, 0 while unknown: bytes per second from the store, seconds of a call besides the bytes, and prompt
+    #: tokens per second of the engine.
+    bandwidth: float = 0.0
+    latency: float = 0.0
+    prefill_rate: float = 0.0
 
 
 @dataclass

@@ -27,6 +27,8 @@ T = TypeVar("T")
 #: How long to sleep when nothing runs: while a request waits for L3, while L3 is open, and otherwise.
 _FETCH_POLL = 0.02
 _STORE_POLL = 0.25
+#: Prompt tokens of a step from which the rate of prefill is learned.
+_TELLING = 16
 
 
 class Runner(Protocol):
@@ -199,6 +201,10 @@ class Engine:
         self.stats.prefill_tokens += computed - len(sampling)
         self.stats.generated_tokens += len(sampling)
         self.stats.on_step(seconds)
+        prompt = sum(size for item in work if (size := len(item.chunk.token_ids)) > 1)
+        # A few tokens beside many that decode say little about what a prompt costs.
+        if prompt >= _TELLING and 2 * prompt > computed:
+            self.cache.observe_prefill(prompt, seconds)
 
     def _take(self, request: Request, token: SampledToken, now: float) -> None:
         """Add a new token to its sequence, and end the sequence when it was the last."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 from moonpool_api.geometry import CacheGeometry
 from moonpool_api.namespace import NamespaceInputs, RopeInputs, namespace_hash
 from moonpool_api.quantity import format_bytes
@@ -24,6 +25,8 @@ from moonpool_worker.models.runner import ModelRunner
 from moonpool_worker.settings import Settings, SettingsError
 from moonpool_worker.tokenizer.tokenizer import Tokenizer
 from moonpool_worker.weights.open import open_checkpoint
+
+_log = structlog.get_logger()
 
 #: ``progress(what, done, total)``; ``total`` 0 when unknown.
 Progress = Callable[[str, int, int], None]
@@ -97,8 +100,14 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     store = settings.store if settings.uses_store else None
     if store is not None and settings.pod.ip:
         store = dataclasses.replace(store, hostname=settings.pod.ip)
-    cache = KVCache(arena, namespace, l2_bytes, store, settings.prefix_caching)
-    l1_tokens = cache.usable_blocks * geometry.prefix_granularity
+    supervised = settings.supervised
+    cache = KVCache(
+        arena, namespace, l2_bytes, store, settings.prefix_caching, l2_fd=supervised.l2_fd if supervised else None
+    )
+    if supervised is not None and supervised.crashes:
+        restored = cache.restore()
+        _log.info("L2 outlived a crash", pages=restored.pages, refused=restored.refused)
+    l1_tokens = cache.longest(settings.max_batch_tokens)
     return Loaded(
         config=config,
         runner=ModelRunner(model, arena),

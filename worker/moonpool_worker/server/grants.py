@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from moonpool_worker.cache.store_tier.tier import StoreState
+from moonpool_worker.cache.store_tier.client import StoreState
 from moonpool_worker.engine.engine import EngineDead
 from moonpool_worker.server import podinfo
 from moonpool_worker.server.podinfo import Grant

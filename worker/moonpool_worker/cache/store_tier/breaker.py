@@ -41,8 +41,9 @@ class Breaker:
         self._faults = 0
         self._pause = self._first_pause
 
-    def failed(self, now: float) -> None:
-        self._faults += 1
+    def failed(self, now: float, certain: bool = False) -> None:
+        """``certain``: as good as ``threshold`` faults."""
+        self._faults += self._threshold if certain else 1
         if self.state == CLOSED and self._faults < self._threshold:
             return
         if self.state == OPEN and now < self._until:

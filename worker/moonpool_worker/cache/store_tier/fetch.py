@@ -5,38 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moonpool_worker.cache.prefix_index import Node
+from moonpool_worker.cache.prefix_match import Has
+
+#: A block of a request's text: (cache group, page).
+Place = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Pages ``first`` to ``first + wanted - 1`` of ``chain``.
+    """The blocks of ``chain`` that are not ``here`` (in L1 or L2), as far as its first ``pages`` pages need them.
 
     ``done`` when all have arrived, the store does not have them, or ``deadline`` (monotonic seconds) has passed; the
     request is then admitted with whatever is there. The nodes in ``held`` stay in L2 until it is admitted or the fetch
-    is dropped.
+    is dropped. ``fetched``: the (group, digest) that came from L3.
     """
 
     chain: list[bytes]
-    first: int
-    wanted: int
+    pages: int
+    here: Has
     started: float
+    since: float
     deadline: float
+    stored: set[Place] = field(default_factory=set)
+    wanted: int = 0
     calls: int = 0
     done: bool = False
     outcome: str = ""
     held: list[Node] = field(default_factory=list)
-    #: (group, link) of the pages that this fetch brought from L3.
     fetched: set[tuple[int, bytes]] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class Call:
-    """A request to the L3 process that has not been answered; ``positions`` are pages of the fetch's chain."""
-
-    kind: str
-    sent: float
-    deadline: float
-    fetch: Fetch | None = None
-    positions: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
