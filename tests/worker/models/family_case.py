@@ -21,6 +21,8 @@ import torch
 from moonpool_worker.cache.device_arena import DeviceArena
 from moonpool_worker.engine.batch import SequenceChunk, StateSlots, StepBatch
 from moonpool_worker.kernels.interface import select_backend
+from moonpool_worker.models.dtype import dtype_name
+from moonpool_worker.models.family import Model
 from moonpool_worker.models.registry import geometry, load_model
 from moonpool_worker.models.runner import ModelRunner
 from moonpool_worker.weights.safetensors_checkpoint import SafetensorsCheckpoint
@@ -50,24 +52,42 @@ def reference_model(config: PretrainedConfig) -> Any:
     return model
 
 
-class FamilyCase:
-    """``reference`` and our model (``runner``) with the same weights, in float32; ``folder`` holds the checkpoint."""
+class Case:
+    """A model of ours over an arena of its own, whose blocks are handed out in no order."""
 
-    def __init__(self, config: PretrainedConfig, folder: Path, page: int = PAGE) -> None:
-        self.page = page
-        self.reference = reference_model(config)
-        self.reference.save_pretrained(folder)
-        checkpoint = SafetensorsCheckpoint(folder)
-        try:
-            self.config = checkpoint.config
-            model = load_model(checkpoint, "float32", select_backend("torch"))
-        finally:
-            checkpoint.close()
-        self.geometry = geometry(self.config, "float32", page)
+    def __init__(self, model: Model, page: int = PAGE) -> None:
+        self.page, self.config = page, model.config
+        dtype = dtype_name(model.dtype)
+        self.geometry = geometry(self.config, dtype, page)
         self.runner = ModelRunner(model, DeviceArena(self.geometry, PARENTS))
         self._parents = list(range(1, PARENTS))
         random.Random(0).shuffle(self._parents)
         self._free: list[list[int]] = [[] for _ in self.geometry.groups]
+
+    def take(self, group: int) -> int:
+        """A block of a group that nothing else uses."""
+        free = self._free[group]
+        if not free:
+            arena = self.runner.arena
+            free.extend(arena.plan.blocks_of(group, self._parents.pop(), arena.parents))
+        return free.pop()
+
+    def step(self, *chunks: SequenceChunk) -> torch.Tensor:
+        """Logits [chunks that want them, vocab] of one step."""
+        return self.runner.forward(StepBatch(list(chunks)))
+
+
+class FamilyCase(Case):
+    """``reference`` and our model (``runner``) with the same weights, in float32; ``folder`` holds the checkpoint."""
+
+    def __init__(self, config: PretrainedConfig, folder: Path, page: int = PAGE) -> None:
+        self.reference = reference_model(config)
+        self.reference.save_pretrained(folder)
+        checkpoint = SafetensorsCheckpoint(folder)
+        try:
+            super().__init__(load_model(checkpoint, "float32", select_backend("torch")), page)
+        finally:
+            checkpoint.close()
 
     def ids(self, count: int, seed: int = 0) -> list[int]:
         """Random token ids."""
@@ -86,24 +106,12 @@ class FamilyCase:
             ids.append(int(self.expected(ids)[-1].argmax()))
         return ids[len(prompt) :]
 
-    def take(self, group: int) -> int:
-        """A block of a group that nothing else uses."""
-        free = self._free[group]
-        if not free:
-            arena = self.runner.arena
-            free.extend(arena.plan.blocks_of(group, self._parents.pop(), arena.parents))
-        return free.pop()
-
-    def step(self, *chunks: SequenceChunk) -> torch.Tensor:
-        """Logits [chunks that want them, vocab] of one step."""
-        return self.runner.forward(StepBatch(list(chunks)))
-
 
 class Text:
     """One request by hand. ``length`` tokens are computed; ``tables[g]`` and ``states[g]`` say where, ``checkpoints``
     holds the state blocks at page boundaries by (group, position)."""
 
-    def __init__(self, case: FamilyCase) -> None:
+    def __init__(self, case: Case) -> None:
         self.case = case
         self.length = 0
         self.tables: list[list[int]] = [[] for _ in case.geometry.groups]

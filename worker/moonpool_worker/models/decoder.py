@@ -31,11 +31,10 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(AttentionConfig):
-    """``windows``: each layer's. ``window_rope_theta``: plain RoPE of another theta for the layers with a window.
-    ``sandwich_norms``: a norm behind attention and feed-forward too (Gemma). The rest as in :class:`AttentionForm`."""
+    """``windows``: each layer's. ``window_theta`` in ``rope_scaling``: layers with a window have plain RoPE of that
+    theta. ``sandwich_norms``: a norm behind attention and feed-forward too. The rest as in :class:`AttentionForm`."""
 
     windows: tuple[Window, ...]
-    window_rope_theta: float | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
@@ -202,7 +201,7 @@ def _tables(config: DecoderConfig, dtype: torch.dtype) -> list[Angles]:
     """cos and sin [context, D / 2] for each cache group."""
     c = config
     plain = rope_table(c.head_dim, c.context_length, c.rope_theta, dtype, c.rope_scaling)
-    if c.window_rope_theta is None:
+    if "window_theta" not in c.rope_scaling:
         return [plain for _ in reaches(c.windows)]
-    near = rope_table(c.head_dim, c.context_length, c.window_rope_theta, dtype)
+    near = rope_table(c.head_dim, c.context_length, float(c.rope_scaling["window_theta"]), dtype)
     return [plain if window is None else near for window in reaches(c.windows)]

