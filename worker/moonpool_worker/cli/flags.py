@@ -107,7 +107,7 @@ MaxRunning = Annotated[
     int, typer.Option(min=1, max=1024, metavar="N", help="Sequences in one batch.", rich_help_panel=ENGINE)
 ]
 MaxWaiting = Annotated[
-    int, typer.Option(min=0, metavar="N", help="Sequences that may wait; more get 503.", rich_help_panel=ENGINE)
+    int, typer.Option(min=0, metavar="N", help="Sequences that may wait; more get 429.", rich_help_panel=ENGINE)
 ]
 
 PrefixCaching = Annotated[bool, typer.Option(help="Reuse KV of equal prefixes.", rich_help_panel=CACHE)]

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
-from moonpool_worker.engine.request import Output, Sink
+from moonpool_worker.engine.request import FinishReason, Output, Sink
 
 
 class OutputStream:
-    """Outputs of all choices of one API call, in the order they were made. Used on the event loop only."""
+    """Outputs of all choices of one API call, in the order they were made. Used on the event loop only.
 
-    def __init__(self) -> None:
+    When more than ``limit`` of them wait to be read, ``on_overflow`` is called once, and from then on only the end of
+    the call is taken.
+    """
+
+    def __init__(self, limit: int, on_overflow: Callable[[], None]) -> None:
         self._outputs: deque[tuple[int, Output]] = deque()
         self._arrived = asyncio.Event()
+        self._limit = limit
+        self._on_overflow = on_overflow
+        self._overflown = False
 
     def put(self, index: int, output: Output) -> None:
+        if len(self._outputs) >= self._limit and not self._overflown:
+            self._overflown = True
+            self._on_overflow()
+        if self._overflown and output.finish_reason is not FinishReason.ABORT:
+            return
         self._outputs.append((index, output))
         self._arrived.set()
 

@@ -15,13 +15,10 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from starlette.requests import Request
 
 from moonpool_worker.server.errors import ApiError
 from moonpool_worker.server.neutral import take_out
 
-#: Far more than the prompts of one call can be.
-MAX_BYTES = 16 << 20
 _MAX_STOPS = 4
 #: What a seed may be, as OpenAI says it: a signed 64-bit integer.
 _SEED = 2**63
@@ -151,16 +148,6 @@ class ChatBody(SamplingBody):
 
 
 B = TypeVar("B", bound=SamplingBody)
-
-
-async def read(request: Request) -> bytes:
-    """The raw body. Raises ApiError 413 before it takes more memory than any prompt could need."""
-    raw = bytearray()
-    async for piece in request.stream():
-        raw += piece
-        if len(raw) > MAX_BYTES:
-            raise ApiError(413, f"the body is larger than {MAX_BYTES >> 20} MiB", code="body_too_large")
-    return bytes(raw)
 
 
 def parse(model: type[B], raw: bytes) -> B:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from moonpool_worker.server.worker import Worker
 
 
+#: Tokens of a choice that may wait for a client that reads slowly; what the network buffers comes on top.
+_BACKLOG = 2048
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What a body says about generation, the same for both calls. ``max_tokens`` None: up to the context's end."""
@@ -60,8 +64,10 @@ class Generation:
         self.outcome = "client_gone"
         self.wishes = wishes
         self._worker = worker
-        self._loaded, self._engine = worker.accept(len(prompts) * wishes.n)
-        self._stream = OutputStream()
+        #: Every copy of a prompt is a list of its own.
+        self.queued_tokens = wishes.n * sum(map(len, prompts))
+        self._loaded, self._engine = worker.accept(len(prompts) * wishes.n, self.queued_tokens)
+        self._stream = OutputStream(_BACKLOG * len(prompts) * wishes.n, self._too_slow)
         self._arrived = time.monotonic()
         self._first_token_at = 0.0
         self._prompt_tokens = sum(map(len, prompts))
@@ -92,7 +98,7 @@ class Generation:
             index, output = await self._stream.get()
             choice = self.choices[index]
             if output.finish_reason is FinishReason.ABORT:
-                if self.outcome != "cut":
+                if self.outcome not in ("cut", "slow_reader"):
                     self.outcome = "error"
                 raise ApiError(503, output.error or "the request was aborted", kind="server_error", code="aborted")
             now = time.monotonic()
@@ -120,6 +126,10 @@ class Generation:
         """End the call now with an error that the client sees."""
         self.outcome = "cut"
         self._engine.abort(self.id, reason)
+
+    def _too_slow(self) -> None:
+        self.outcome = "slow_reader"
+        self._engine.abort(self.id, f"the client is more than {_BACKLOG} tokens behind in reading its stream")
 
     def close(self) -> None:
         """Free what is left in the engine and write the call into metrics and log. Twice is once."""

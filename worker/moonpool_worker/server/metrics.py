@@ -35,7 +35,7 @@ _STORE_STATES = ("off", "closed", "opening", "open", "failing")
 
 
 class Metrics:
-    """``requests`` counts API calls by outcome: success, client_gone, cut, error, refused."""
+    """``requests`` counts API calls by outcome: success, client_gone, slow_reader, cut, error, refused."""
 
     def __init__(self, worker: Worker) -> None:
         # A *_created series for each counter doubles what is scraped and says nothing that boot does not.
@@ -86,7 +86,7 @@ class Metrics:
         )
         self.drain_finished = Gauge("moonpool:drain_requests_finished", "Finished during the drain.", registry=registry)
         self.drain_cut = Gauge("moonpool:drain_requests_cut", "Cut at the drain's deadline.", registry=registry)
-        for outcome in ("success", "client_gone", "cut", "error", "refused"):
+        for outcome in ("success", "client_gone", "slow_reader", "cut", "error", "refused"):
             self.requests.labels(outcome)
         registry.register(_WorkerState(worker))
 
@@ -116,6 +116,9 @@ class _WorkerState(Collector):
     def collect(self) -> Iterator[Metric]:
         worker = self._worker
         yield _states("moonpool:drain_state", "How far the drain is.", DRAIN_STATES, worker.drain.state)
+        yield CounterMetricFamily(
+            "moonpool:requests_overloaded", "API calls refused with 429: too much at once.", worker.load.refused
+        )
         yield GaugeMetricFamily("moonpool:ready", "Whether /ready says yes.", float(worker.readiness.check().ready))
         loaded = worker.loaded
         if loaded is None:

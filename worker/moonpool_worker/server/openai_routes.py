@@ -13,7 +13,7 @@ from moonpool_worker.engine.loading import Loaded
 from moonpool_worker.engine.request import Output
 from moonpool_worker.sampling.params import SamplingParams
 from moonpool_worker.server import prompts
-from moonpool_worker.server.bodies import ChatBody, CompletionBody, SamplingBody, parse, read
+from moonpool_worker.server.bodies import ChatBody, CompletionBody, SamplingBody, parse
 from moonpool_worker.server.disconnect import ClientGone, unless_gone
 from moonpool_worker.server.errors import json_response
 from moonpool_worker.server.formats import ChatFormat, CompletionFormat, Format
@@ -34,7 +34,7 @@ _CLIENT_GONE = 499
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = parse(CompletionBody, await read(request))
+    body = parse(CompletionBody, await worker.bodies.read(request))
     worker.require_model(body.model)
     loaded, _ = worker.accept(1)
     wishes = _wishes(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs)
@@ -47,7 +47,7 @@ async def completions(request: Request) -> Response:
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = parse(ChatBody, await read(request))
+    body = parse(ChatBody, await worker.bodies.read(request))
     worker.require_model(body.model)
     loaded, _ = worker.accept(1)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None

@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from moonpool_worker.engine.engine import EngineDead
 from moonpool_worker.server import metrics
-from moonpool_worker.server.bodies import read
 from moonpool_worker.server.errors import ApiError, json_response, unavailable
 from moonpool_worker.server.podinfo import Grant
 from moonpool_worker.server.worker import Worker
@@ -99,7 +98,7 @@ async def namespace(request: Request) -> Response:
 @router.post("/v1/cache/grant")
 async def grant(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = _parse(GrantBody, await read(request))
+    body = _parse(GrantBody, await worker.bodies.read(request))
     loaded, _ = worker.require_loaded()
     if body.namespace != loaded.namespace:
         raise ApiError(
@@ -115,7 +114,7 @@ async def grant(request: Request) -> Response:
 @router.post("/v1/cache/flush")
 async def flush(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = _parse(FlushBody, await read(request))
+    body = _parse(FlushBody, await worker.bodies.read(request))
     _, engine = worker.require_loaded()
     tiers = set(body.tiers)
     try:
@@ -139,7 +138,7 @@ async def cache_stats(request: Request) -> Response:
 @router.post("/drain")
 async def drain(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    body = _parse(DrainBody, await read(request) or b"{}")
+    body = _parse(DrainBody, await worker.bodies.read(request) or b"{}")
     timeout = worker.settings.drain_timeout if body.timeout is None else body.timeout
     report = await worker.drain.run(timeout)
     return json_response(report.body())

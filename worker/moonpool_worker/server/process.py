@@ -17,6 +17,7 @@ from moonpool_worker.engine.loading import Loaded, load
 from moonpool_worker.server import allocator
 from moonpool_worker.server.app import build_app
 from moonpool_worker.server.drain import ANNOUNCE_SECONDS
+from moonpool_worker.server.silent_clients import drop_silent_clients
 from moonpool_worker.server.worker import Worker
 from moonpool_worker.settings import Settings, SettingsError
 from moonpool_worker.weights.errors import ModelLoadError
@@ -80,6 +81,7 @@ async def _serve(settings: Settings, on_progress: OnProgress, on_loaded: OnLoade
     server = _Server(config)
     try:
         sockets = [config.bind_socket()]
+        drop_silent_clients(sockets[0])
     except SystemExit:
         return fail(f"port {settings.port} on {settings.host} cannot be opened: choose another with --port")
     ending = _Ending(worker, server)

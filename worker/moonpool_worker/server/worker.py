@@ -12,10 +12,12 @@ from moonpool_worker.engine.engine import Engine, EngineDead
 from moonpool_worker.engine.loading import Loaded
 from moonpool_worker.engine.scheduler import Scheduler
 from moonpool_worker.sampling.sampler import Sampler
+from moonpool_worker.server.body_reader import BodyReader
 from moonpool_worker.server.drain import Drain
 from moonpool_worker.server.errors import ApiError, unavailable
 from moonpool_worker.server.grants import Grants
 from moonpool_worker.server.metrics import Metrics
+from moonpool_worker.server.overload import Load
 from moonpool_worker.server.readiness import Readiness
 from moonpool_worker.settings import Settings
 
@@ -41,7 +43,8 @@ class Worker:
         self.active: set[Generation] = set()
         self.calls_changed = asyncio.Event()
         self._loop = loop
-        self._sequences = 0
+        self.bodies = BodyReader()
+        self.load = Load(settings.max_running + settings.max_waiting)
         self.grants = Grants(self, settings.podinfo)
         self.readiness = Readiness(self)
         self.drain = Drain(self)
@@ -68,35 +71,30 @@ class Worker:
         self.dead = f"{type(error).__name__}: {error}"
         self._loop.call_soon_threadsafe(self.died.set)
 
-    def accept(self, sequences: int) -> tuple[Loaded, Engine]:
-        """What a new API call works with. ApiError 503 when it cannot be taken, 400 when never."""
+    def accept(self, sequences: int, tokens: int = 0) -> tuple[Loaded, Engine]:
+        """What a new API call works with.
+
+        ApiError 503 when this worker cannot take any, 429 when it has too many already, 400 when this one is too large
+        for it. ``tokens``: of all prompts together.
+        """
         if self.dead or (self.engine is not None and not self.engine.alive):
             raise unavailable("the engine has died; the worker is about to restart", "engine_dead")
         if self.loaded is None or self.engine is None:
             raise unavailable(f"the model is not loaded yet: {self.progress}", "loading", retry_after=2)
         if self.drain.refusing:
             raise unavailable("this worker is draining; another one will answer", "draining")
-        limit = self.settings.max_running + self.settings.max_waiting
-        if sequences > limit:
-            # Never possible, here or elsewhere: nothing to try again.
-            raise ApiError(
-                400, f"prompts times n are {sequences} sequences; no more than {limit} fit in a request", param="n"
-            )
-        if self._sequences + sequences > limit:
-            raise unavailable(
-                f"{self._sequences} sequences are running or waiting, and no more than {limit} may", "overloaded"
-            )
+        self.load.check(sequences, tokens)
         return self.loaded, self.engine
 
     def enter(self, call: Generation) -> None:
         self.active.add(call)
-        self._sequences += len(call.choices)
+        self.load.add(len(call.choices), call.queued_tokens)
 
     def leave(self, call: Generation) -> None:
         if call not in self.active:
             return
         self.active.discard(call)
-        self._sequences -= len(call.choices)
+        self.load.remove(len(call.choices), call.queued_tokens)
         if self.drain.state != "serving":
             self.drain.finished += call.outcome != "cut"
         self.calls_changed.set()
