@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +14,7 @@ from moonpool_worker.cache.stats import TierTokens
 from moonpool_worker.cache.store_tier.options import StoreOptions
 
 from tests.mooncake_fixture import MiB, RunningMooncake, available, running_mooncake
-from tests.worker.cache.texts import BIG, MEGABYTE, NAMESPACE, P, make_cache, poll_until, serve, text
+from tests.worker.cache.texts import BIG, NAMESPACE, P, make_cache, poll_until, serve, text
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.skipif(not available(), reason="Mooncake is not installed")]
 
@@ -217,53 +215,6 @@ def test_a_fence_an_emptying_and_the_proof(mooncake: RunningMooncake, opened: Op
     poll_until(cache, lambda: "-1701" in cache.store_state().error)
     cache.flush({"l1", "l2"})
     assert serve(cache, text(5, seed=31), fetch=True).cached_tokens == 0
-
-
-def test_forced_removal_and_rewrites_never_give_a_wrong_block(mooncake: RunningMooncake, opened: Opened) -> None:
-    """One thread removes by force, one rewrites with blocks of the same size, the reader reads all the time.
-
-    ``serve`` compares every cached byte with what the model would have computed. What Mooncake hands out as read,
-    but is another object, shows as a header mismatch.
-    """
-    assert mooncake.register("churn", 40 * MiB).status == 200
-    sizes = {"geometry": MEGABYTE, "blocks": 60, "l2_bytes": 24 << 20}
-    writer, reader = opened("churn", **sizes), opened("churn", **sizes)
-    texts = [text(10, seed=100 + i, granularity=32) for i in range(3)]
-    for one in texts:
-        serve(writer, one)  # fills the memory of expected bytes, too
-    end = time.monotonic() + 5
-    failures: list[BaseException] = []
-
-    def rewrite() -> None:
-        try:
-            for turn in itertools.count():
-                if time.monotonic() > end:
-                    return
-                writer.flush({"l1", "l2"})
-                serve(writer, texts[turn % len(texts)])
-                poll_until(writer, lambda: writer.stats().put_queue == 0)
-        except BaseException as failure:
-            failures.append(failure)
-
-    def remove() -> None:
-        while time.monotonic() < end:
-            mooncake.remove_all("churn")
-            time.sleep(0.02)
-
-    threads = [threading.Thread(target=rewrite), threading.Thread(target=remove)]
-    for thread in threads:
-        thread.start()
-    hits = reads = 0
-    while time.monotonic() < end:
-        one = texts[reads % len(texts)]
-        reads += 1
-        hits += serve(reader, one, fetch=True).cached.l3
-        reader.flush({"l1", "l2"})
-    for thread in threads:
-        thread.join()
-    assert not failures
-    print(f"{reads} reads, {hits // 32} blocks from L3, refused: {dict(reader.stats().header_mismatches)}")
-    assert hits > 0
 
 
 # -- what breaks ---------------------------------------------------------------------------------------------------
