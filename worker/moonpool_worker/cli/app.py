@@ -68,8 +68,9 @@ def serve(
     l3_protocol: flags.L3Protocol = "tcp",
     l3_device: flags.L3Device = "",
     prefetch_min_pages: flags.PrefetchMinPages = 2,
-    prefetch_timeout_base: flags.PrefetchTimeoutBase = "500ms",
-    prefetch_timeout_per_page: flags.PrefetchTimeoutPerPage = "10ms",
+    prefetch_always: flags.PrefetchAlways = False,
+    prefetch_timeout_base: flags.PrefetchTimeoutBase = None,
+    prefetch_timeout_per_page: flags.PrefetchTimeoutPerPage = None,
     prefetch_batch_pages: flags.PrefetchBatchPages = 32,
 ) -> None:
     """Load MODEL and serve it: a .gguf file, a folder with config.json and safetensors, or [bold]smollm2[/bold]."""
@@ -105,8 +106,9 @@ def serve(
         l3_tenant=l3_tenant,
         store=StoreOptions(
             min_pages=prefetch_min_pages,
-            timeout_base=flags.duration("--prefetch-timeout-base", prefetch_timeout_base),
-            timeout_per_page=flags.duration("--prefetch-timeout-per-page", prefetch_timeout_per_page),
+            always=prefetch_always,
+            timeout_base=flags.optional_duration("--prefetch-timeout-base", prefetch_timeout_base),
+            timeout_per_page=flags.optional_duration("--prefetch-timeout-per-page", prefetch_timeout_per_page),
             batch_pages=prefetch_batch_pages,
             protocol=l3_protocol,
             device=l3_device,

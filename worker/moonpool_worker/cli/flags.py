@@ -63,6 +63,11 @@ def kv_events(text: str | None) -> EventsConfig | None:
     return config if config.enabled else None
 
 
+def optional_duration(flag: str, text: str | None) -> float | None:
+    """As :func:`duration`; None for a flag that is not given."""
+    return None if text is None else duration(flag, text)
+
+
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A .gguf file, a folder with config.json and safetensors, or smollm2.")
 ]
@@ -147,11 +152,18 @@ L3Tenant = Annotated[str, typer.Option(metavar="TENANT", help="With --l3-master.
 PrefetchMinPages = Annotated[
     int, typer.Option(min=1, metavar="PAGES", help="Fewer are computed instead.", rich_help_panel=STORE)
 ]
+PrefetchAlways = Annotated[
+    bool, typer.Option(help="Also where computing was measured to be faster.", rich_help_panel=STORE)
+]
 PrefetchTimeoutBase = Annotated[
-    str, typer.Option(metavar="DURATION", help="A request waits so long for L3 …", rich_help_panel=STORE)
+    str | None,
+    typer.Option(
+        metavar="DURATION", help="A request waits so long for L3; unset: as measured …", rich_help_panel=STORE
+    ),
 ]
 PrefetchTimeoutPerPage = Annotated[
-    str, typer.Option(metavar="DURATION", help="… and so much more per page.", rich_help_panel=STORE)
+    str | None,
+    typer.Option(metavar="DURATION", help="… and so much more per page; 2s at most if unset.", rich_help_panel=STORE),
 ]
 PrefetchBatchPages = Annotated[
     int, typer.Option(min=1, max=1024, metavar="PAGES", help="Per call to the store.", rich_help_panel=STORE)
