@@ -84,8 +84,8 @@ class Prefetch(ApiModel):
     """When and how long a request waits for L3 before it is computed instead."""
 
     min_pages: int = Field(default=2, ge=1)
-    timeout_base: Duration = "500ms"
-    timeout_per_page: Duration = "10ms"
+    timeout_base: Duration | None = Field(default=None, description="Unset: from what the worker measures.")
+    timeout_per_page: Duration | None = Field(default=None, description="Unset: from what the worker measures.")
     batch_pages: int = Field(default=32, ge=1, le=1024)
 
 

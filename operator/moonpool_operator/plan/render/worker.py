@@ -133,10 +133,12 @@ def _arguments(
     if l3:
         arguments += [
             "--prefetch-min-pages", str(l3.prefetch.min_pages),
-            "--prefetch-timeout-base", l3.prefetch.timeout_base,
-            "--prefetch-timeout-per-page", l3.prefetch.timeout_per_page,
             "--prefetch-batch-pages", str(l3.prefetch.batch_pages),
         ]  # fmt: skip
+        if l3.prefetch.timeout_base is not None:
+            arguments += ["--prefetch-timeout-base", l3.prefetch.timeout_base]
+        if l3.prefetch.timeout_per_page is not None:
+            arguments += ["--prefetch-timeout-per-page", l3.prefetch.timeout_per_page]
     if engine.log_request_stats:
         arguments.append("--log-request-stats")
     return arguments + engine.extra_args
