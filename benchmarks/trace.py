@@ -27,8 +27,8 @@ from benchmarks.harness.traces import Arrival, Trace, read_trace
 
 #: A page of the trace is one token of the core, whose id is the page's: the core's own hash chain names it.
 GEOMETRY = full_attention(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", prefix_granularity=1)
-#: A slot of L2 is a memory page for so small a block.
-SLOT = 4096
+#: A slot of L2: a header of 128 bytes, and K and V in a cache line each.
+SLOT = 256
 
 
 @dataclass(slots=True)
@@ -43,7 +43,9 @@ class Hits:
 
 def drive(arrivals: list[Arrival], page: int, capacity: int, l2_ratio: float) -> Hits:
     """Give the core every request, one after another."""
-    cache = KVCache(DeviceArena(GEOMETRY, capacity + 1), "0" * 64, int(capacity * l2_ratio) * SLOT)
+    slots = int(capacity * l2_ratio)
+    cache = KVCache(DeviceArena(GEOMETRY, capacity + 1), "0" * 64, slots * SLOT, l2_alignment=64)
+    assert cache.stats().l2_slots == slots
     hits = Hits()
     begin = time.perf_counter()
     for arrival in arrivals:

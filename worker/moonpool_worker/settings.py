@@ -85,6 +85,9 @@ class Settings:
         if not self.prefix_caching and (self.l3 or self.l3_master):
             raise SettingsError("--no-prefix-caching leaves nothing to keep in L3: drop it, or drop --l3")
 
+        if not self.prefix_caching and self.kv_events is not None:
+            raise SettingsError("--no-prefix-caching leaves no KV events to tell: drop it, or --kv-events-config")
+
     @property
     def uses_store(self) -> bool:
         return self.l3 or bool(self.l3_master)

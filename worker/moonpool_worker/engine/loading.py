@@ -13,6 +13,8 @@ from moonpool_api.quantity import format_bytes
 
 from moonpool_worker.cache.arena_plan import plan_arena
 from moonpool_worker.cache.device_arena import DeviceArena
+from moonpool_worker.cache.events.publisher import EventPublisher, EventsError
+from moonpool_worker.cache.events.residency import Residency
 from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.engine import memory_limit
 from moonpool_worker.engine.memory_limit import HostMemory, container_limit
@@ -39,6 +41,7 @@ class Loaded:
     config: ModelConfig
     runner: ModelRunner
     cache: KVCache
+    events: EventPublisher | None
     tokenizer: Tokenizer
     inputs: NamespaceInputs
     namespace: str
@@ -101,8 +104,15 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     if store is not None and settings.pod.ip:
         store = dataclasses.replace(store, hostname=settings.pod.ip)
     supervised = settings.supervised
+    events, residency = _events(settings, geometry)
     cache = KVCache(
-        arena, namespace, l2_bytes, store, settings.prefix_caching, l2_fd=supervised.l2_fd if supervised else None
+        arena,
+        namespace,
+        l2_bytes,
+        store,
+        settings.prefix_caching,
+        events=residency,
+        l2_fd=supervised.l2_fd if supervised else None,
     )
     if supervised is not None and supervised.crashes:
         restored = cache.restore()
@@ -112,6 +122,7 @@ def load(settings: Settings, progress: Progress) -> Loaded:
         config=config,
         runner=ModelRunner(model, arena),
         cache=cache,
+        events=events,
         tokenizer=tokenizer,
         inputs=inputs,
         namespace=namespace,
@@ -121,6 +132,18 @@ def load(settings: Settings, progress: Progress) -> Loaded:
         l1_tokens=l1_tokens,
         l2_tokens=cache.stats().l2_slots * geometry.prefix_granularity,
     )
+
+
+def _events(settings: Settings, geometry: CacheGeometry) -> tuple[EventPublisher | None, Residency | None]:
+    """Who tells the world about the cache, and who tells him."""
+    config = settings.kv_events
+    if config is None:
+        return None, None
+    try:
+        publisher = EventPublisher(config)
+    except EventsError as failure:
+        raise SettingsError(f"--kv-events-config: {failure}") from failure
+    return publisher, Residency(publisher, len(geometry.groups), geometry.prefix_granularity, config.tiers)
 
 
 def _l1_bytes(settings: Settings, geometry: CacheGeometry) -> int:

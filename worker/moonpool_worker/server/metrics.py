@@ -19,6 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from moonpool_worker.cache.events.publisher import EventPublisher
 from moonpool_worker.cache.stats import CacheStats
 from moonpool_worker.server.request_log import RequestStats
 
@@ -154,6 +155,8 @@ class _WorkerState(Collector):
         )
         if worker.cache_stats is not None:
             yield from _cache_metrics(worker.cache_stats)
+        if loaded.events is not None:
+            yield from _event_metrics(loaded.events)
 
 
 def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
@@ -239,6 +242,13 @@ def _store_metrics(stats: CacheStats) -> Iterator[Metric]:
     yield _counters("moonpool:l3_client_losses", "Client processes lost, by reason.", "reason", store.client_losses)
     yield GaugeMetricFamily("moonpool:l3_put_queue", "Blocks that wait to be written.", stats.put_queue)
     yield GaugeMetricFamily("moonpool:l3_fetches_active", "Fetches under way.", stats.fetches_active)
+
+
+def _event_metrics(events: EventPublisher) -> Iterator[Metric]:
+    batches = {"published": events.published, "dropped": events.dropped}
+    yield _counters("moonpool:kv_event_batches", "Batches of KV events, by what became of them.", "state", batches)
+    yield GaugeMetricFamily("moonpool:kv_event_queue", "Batches that wait to be sent.", events.queued)
+    yield CounterMetricFamily("moonpool:kv_event_replays", "Times a subscriber asked for missed ones.", events.replays)
 
 
 def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:

@@ -99,6 +99,8 @@ async def _serve(settings: Settings, on_progress: OnProgress, on_loaded: OnLoade
             task.cancel()
         if worker.engine is not None:
             worker.engine.stop()
+        if worker.loaded is not None and worker.loaded.events is not None:
+            worker.loaded.events.close()
     return ending.code
 
 

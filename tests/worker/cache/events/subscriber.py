@@ -79,16 +79,21 @@ class Subscriber:
             raise TimeoutError("the replay did not end")
         dealer.close()
 
-    def prefix_blocks(self, token_ids: Sequence[int], block_size: int, medium: str = "GPU") -> int:
-        """How many leading blocks of a prompt the worker is said to hold; only tokens and parents are compared."""
-        known = {(parent, tokens): number for number, (parent, tokens) in self.blocks.get(medium, {}).items()}
+    def held(self, token_ids: Sequence[int], block_size: int) -> list[set[str]]:
+        """For each leading block of a prompt, the media said to hold it; up to the first that none holds."""
+        known: dict[tuple[int | None, tuple[int, ...]], tuple[int, set[str]]] = {}
+        for medium, blocks in self.blocks.items():
+            for number, (parent, tokens) in blocks.items():
+                known.setdefault((parent, tokens), (number, set()))[1].add(medium)
         parent: int | None = None
-        for index in range(len(token_ids) // block_size):
-            tokens = tuple(token_ids[index * block_size : (index + 1) * block_size])
+        found: list[set[str]] = []
+        for start in range(0, len(token_ids) // block_size * block_size, block_size):
+            tokens = tuple(token_ids[start : start + block_size])
             if (parent, tokens) not in known:
-                return index
-            parent = known[parent, tokens]
-        return len(token_ids) // block_size
+                break
+            parent, media = known[parent, tokens]
+            found.append(media)
+        return found
 
     def _take(self, number: int, payload: bytes) -> None:
         assert number == self.next_sequence, f"{number} came, {self.next_sequence} was due"
