@@ -91,6 +91,11 @@ class BlockPool:
     def free_parents(self) -> int:
         return len(self._free_parents)
 
+    @property
+    def used_parents(self) -> int:
+        """Parents with a pinned block."""
+        return self.usable_parents - self._claimable
+
     def free_blocks(self, group: int = 0) -> int:
         """Blocks of one group that can be had without an eviction if no other group wanted any."""
         return len(self._free[group]) + len(self._free_parents) * self._packing[group]

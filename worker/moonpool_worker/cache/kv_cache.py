@@ -17,7 +17,7 @@ from moonpool_worker.cache.host_layout import SLOT_ALIGNMENT
 from moonpool_worker.cache.host_tier import HostTier, RestoreReport
 from moonpool_worker.cache.prefix_index import Clock, Node
 from moonpool_worker.cache.prefix_match import Composition
-from moonpool_worker.cache.stats import CacheStats, snapshot
+from moonpool_worker.cache.stats import CacheStats, GroupStats, snapshot
 from moonpool_worker.cache.store_tier.client import StoreState
 from moonpool_worker.cache.store_tier.fetch import Fetch
 from moonpool_worker.cache.store_tier.options import StoreOptions
@@ -136,6 +136,11 @@ class KVCache:
         links = list(chain)
         pages = len(links) if tokens is None else min(len(links), (tokens - 1) // self.granularity)
         return self._store.start_fetch(links, pages, lambda group, at: self._admission.has(links, group, at))
+
+    @property
+    def fetch_refusal(self) -> str:
+        """Why the last :meth:`start_fetch` returned None: "off", a reason of L3's, or "" when nothing was missing."""
+        return self._store.unread if self._store is not None else "off"
 
     def drop_fetch(self, fetch: Fetch) -> None:
         """Nobody waits for this fetch any more. Twice is once."""
@@ -301,6 +306,8 @@ class KVCache:
         stats.l1_free_blocks = self._pool.free_parents
         stats.l1_evictable_blocks = self._pool.unreferenced()
         stats.l1_cached_blocks = self._pool.cached()
+        stats.l1_used_blocks = self._pool.used_parents
+        stats.groups = tuple(self._group_stats(number) for number in range(len(self.arena.geometry.groups)))
         stats.l1_evictions["capacity"] = self._pool.evictions
         if self._host is not None:
             stats.l2_slots = self._host.num_slots
@@ -320,6 +327,20 @@ class KVCache:
         return snapshot(stats)
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _group_stats(self, number: int) -> GroupStats:
+        group, l1 = self.arena.geometry.groups[number], self._pool.index(number)
+        l2 = self._host.index.index(number) if self._host is not None else None
+        return GroupStats(
+            name=group.name,
+            family=group.family,
+            window=group.window,
+            block_tokens=group.block_tokens,
+            l1_pages=len(l1),
+            l1_idle_pages=l1.unreferenced,
+            l2_pages=len(l2) if l2 is not None else 0,
+            l2_idle_pages=l2.unreferenced if l2 is not None else 0,
+        )
 
     def _leaves_l1(self, node: Node) -> None:
         """An L1 page's blocks are about to be reused: L2 keeps it, if it had forgotten it."""

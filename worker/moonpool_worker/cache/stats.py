@@ -58,6 +58,20 @@ class StoreCounters:
     prefill_rate: float = 0.0
 
 
+@dataclass(slots=True)
+class GroupStats:
+    """Pages of one cache group that can be found, by tier, and how many of them nobody refers to."""
+
+    name: str
+    family: str
+    window: int | None
+    block_tokens: int
+    l1_pages: int
+    l1_idle_pages: int
+    l2_pages: int
+    l2_idle_pages: int
+
+
 @dataclass
 class CacheStats:
     """A snapshot: counters since the start, then gauges of now."""
@@ -91,6 +105,8 @@ class CacheStats:
     l1_free_blocks: int = 0
     l1_evictable_blocks: int = 0
     l1_cached_blocks: int = 0
+    #: Blocks with something that a request refers to.
+    l1_used_blocks: int = 0
     l2_slots: int = 0
     l2_free_slots: int = 0
     l2_cached_blocks: int = 0
@@ -103,6 +119,7 @@ class CacheStats:
     store_state: str = "off"
     store_error: str = ""
     client_pid: int = 0
+    groups: tuple[GroupStats, ...] = ()
 
 
 def snapshot(stats: CacheStats) -> CacheStats:

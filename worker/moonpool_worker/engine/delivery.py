@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ class OutputStream:
     the call is taken.
     """
 
-    def __init__(self, limit: int, on_overflow: Callable[[], None]) -> None:
+    def __init__(self, limit: int = sys.maxsize, on_overflow: Callable[[], None] = lambda: None) -> None:
         self._outputs: deque[tuple[int, Output]] = deque()
         self._arrived = asyncio.Event()
         self._limit = limit

@@ -250,8 +250,9 @@ class Scheduler:
         if request.fetch_tried:
             return True
         request.fetch_tried = True
-        request.fetch = self._cache.start_fetch(request.chain)
+        request.fetch = self._cache.start_fetch(request.chain, len(request.token_ids))
         if request.fetch is None:
+            request.l3_reason = self._cache.fetch_refusal
             return True
         request.timeline.fetching()
         self._in_flight.claim(request, request.chain[found:])

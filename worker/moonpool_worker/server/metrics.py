@@ -64,6 +64,12 @@ class Metrics:
             buckets=_TTFT,
             registry=registry,
         )
+        self.per_token = Histogram(
+            "moonpool:request_time_per_output_token_seconds",
+            "Mean over a sequence's tokens but the first.",
+            buckets=_ITL,
+            registry=registry,
+        )
         self.prefill = Histogram(
             "moonpool:request_prefill_time_seconds",
             "From admission to the first token.",
@@ -97,6 +103,8 @@ class Metrics:
             self.queue.observe(stats.queue_ms / 1000)
         if stats.ttft_ms:
             self.prefill.observe(stats.prefill_ms / 1000)
+        if stats.decode_tps:
+            self.per_token.observe(1 / stats.decode_tps)
         if stats.fetch_ms:
             self.fetch.observe(stats.fetch_ms / 1000)
         if stats.preempt_count:
@@ -121,6 +129,10 @@ class _WorkerState(Collector):
             "moonpool:requests_overloaded", "API calls refused with 429: too much at once.", worker.load.refused
         )
         yield GaugeMetricFamily("moonpool:ready", "Whether /ready says yes.", float(worker.readiness.check().ready))
+        supervised = worker.settings.supervised
+        yield CounterMetricFamily(
+            "moonpool:engine_crashes", "Engine processes that crashed.", supervised.crashes if supervised else 0
+        )
         loaded = worker.loaded
         if loaded is None:
             return
@@ -147,8 +159,8 @@ class _WorkerState(Collector):
         if engine is None:
             return
         stats = engine.stats
-        yield GaugeMetricFamily("moonpool:requests_running", "Sequences in the batch.", stats.running)
-        yield GaugeMetricFamily("moonpool:requests_waiting", "Sequences that wait for admission.", stats.waiting)
+        yield GaugeMetricFamily("moonpool:num_requests_running", "Sequences in the batch.", stats.running)
+        yield GaugeMetricFamily("moonpool:num_requests_waiting", "Sequences that wait.", stats.waiting)
         yield CounterMetricFamily("moonpool:preemptions", "Sequences that gave their blocks back.", stats.preemptions)
         yield CounterMetricFamily(
             "moonpool:prefill_tokens", "Prompt tokens computed, not cached.", stats.prefill_tokens
@@ -171,7 +183,13 @@ def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "moonpool:cache_duplicate_blocks", "Blocks computed although another had them.", stats.duplicate_blocks
     )
+    usage = stats.l1_used_blocks / stats.l1_blocks if stats.l1_blocks else 0.0
+    yield GaugeMetricFamily("moonpool:kv_cache_usage_perc", "Share of L1 that requests hold, 0 to 1.", usage)
+    yield CounterMetricFamily("moonpool:cache_suspended", "Requests that made room by going to L2.", stats.suspended)
+    yield CounterMetricFamily("moonpool:cache_resumed", "Requests that came back from L2.", stats.resumed)
+    yield _group_pages(stats)
     blocks = {
+        ("l1", "used"): stats.l1_used_blocks,
         ("l1", "free"): stats.l1_free_blocks,
         ("l1", "cached"): stats.l1_cached_blocks,
         ("l1", "evictable"): stats.l1_evictable_blocks,
@@ -211,6 +229,18 @@ def _cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     yield from _store_metrics(stats)
 
 
+def _group_pages(stats: CacheStats) -> Metric:
+    family = GaugeMetricFamily("moonpool:cache_pages", "Pages that can be found.", labels=["tier", "group", "state"])
+    for group in stats.groups:
+        for tier, pages, idle in (
+            ("l1", group.l1_pages, group.l1_idle_pages),
+            ("l2", group.l2_pages, group.l2_idle_pages),
+        ):
+            family.add_metric([tier, group.name, "idle"], idle)
+            family.add_metric([tier, group.name, "referred"], pages - idle)
+    return family
+
+
 def _store_metrics(stats: CacheStats) -> Iterator[Metric]:
     store = stats.store
     yield _states("moonpool:l3_state", "State of L3.", _STORE_STATES, stats.store_state)
@@ -235,6 +265,10 @@ def _store_metrics(stats: CacheStats) -> Iterator[Metric]:
         yield _counters(name, text, "operation", dict(zip(("get", "put"), pair, strict=True)))
     yield _counters("moonpool:l3_put_dropped", "Blocks not written, by reason.", "reason", store.put_dropped)
     yield _counters("moonpool:l3_fetches", "Fetches by how they ended.", "outcome", store.fetches)
+    yield _counters("moonpool:l3_unread", "Requests not looked up in L3, by reason.", "reason", store.unread)
+    yield GaugeMetricFamily("moonpool:l3_bandwidth_bytes_per_second", "Measured; 0: unknown.", store.bandwidth)
+    yield GaugeMetricFamily("moonpool:l3_latency_seconds", "Of a call, besides the bytes; measured.", store.latency)
+    yield GaugeMetricFamily("moonpool:prefill_tokens_per_second", "What L3 has to beat; measured.", store.prefill_rate)
     yield CounterMetricFamily("moonpool:l3_fetch_seconds", "Seconds requests waited for L3.", store.fetch_seconds)
     yield CounterMetricFamily("moonpool:l3_late_blocks", "Blocks that came after the deadline.", store.late_blocks)
     yield CounterMetricFamily("moonpool:l3_negative_hits", "Lookups spared: known absent.", store.negative_hits)

@@ -12,8 +12,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
+from moonpool_worker.cache.stats import CacheStats
 from moonpool_worker.engine.engine import EngineDead
 from moonpool_worker.server import metrics
+from moonpool_worker.server.cache_report import cache_report, rates
 from moonpool_worker.server.errors import ApiError, json_response, unavailable
 from moonpool_worker.server.podinfo import Grant
 from moonpool_worker.server.worker import Worker
@@ -129,10 +131,9 @@ async def flush(request: Request) -> Response:
 @router.get("/v1/cache/stats")
 async def cache_stats(request: Request) -> Response:
     worker: Worker = request.app.state.worker
-    worker.require_loaded()
+    loaded, _ = worker.require_loaded()
     stats = await worker.refresh_cache_stats()
-    # Not asdict(): Python 3.11's makes a counter of pairs of a Counter.
-    return json_response(stats or {})
+    return json_response(cache_report(stats or CacheStats(), loaded.events))
 
 
 @router.post("/drain")
@@ -152,8 +153,7 @@ async def loads(request: Request) -> Response:
     loaded, engine = worker.require_loaded()
     stats = engine.stats
     cache = await worker.refresh_cache_stats()
-    used = cache.l1_blocks - cache.l1_free_blocks - cache.l1_evictable_blocks if cache else 0
-    used *= loaded.inputs.geometry.prefix_granularity
+    used = round(rates(cache)["l1_usage"] * loaded.l1_tokens) if cache else 0
     load = {
         "dp_rank": 0,
         "num_running_reqs": stats.running,
@@ -163,9 +163,7 @@ async def loads(request: Request) -> Response:
         "max_total_num_tokens": loaded.l1_tokens,
         "token_usage": round(used / loaded.l1_tokens, 4),
         "gen_throughput": 0.0,
-        "cache_hit_rate": round(cache.hit_tokens.total / cache.prompt_tokens, 4)
-        if cache and cache.prompt_tokens
-        else 0.0,
+        "cache_hit_rate": rates(cache)["hit_rate"] if cache else 0.0,
         "utilization": round(stats.running / worker.settings.max_running, 4),
         "max_running_requests": worker.settings.max_running,
     }
