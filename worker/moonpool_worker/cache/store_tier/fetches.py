@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from moonpool_worker.cache.block_header import Mismatch, key_digest
+from moonpool_worker.cache.events.sink import CacheEventSink
 from moonpool_worker.cache.host_tier import HostTier
 from moonpool_worker.cache.prefix_match import Composition, Has
 from moonpool_worker.cache.stats import StoreCounters
@@ -38,6 +39,7 @@ class Fetches:
         counters: StoreCounters,
         mismatches: Counter[str],
         rates: Rates,
+        events: CacheEventSink | None = None,
     ) -> None:
         self._client = client
         self._host = host
@@ -47,6 +49,7 @@ class Fetches:
         self._counters = counters
         self._mismatches = mismatches
         self._rates = rates
+        self._events = events
         #: Why the last request that was looked at got no fetch, "" when it got one or nothing was missing.
         self.unread = ""
         self._active: set[Fetch] = set()
@@ -294,6 +297,8 @@ class Fetches:
                 return
             node = adopted
             node.stored = self._client.generation
+            if self._events is not None and host.retain:
+                self._events.stored("l2", group, digest, "fetched")
         if fetch.done:
             self._counters.late_blocks += 1
             host.release(node)

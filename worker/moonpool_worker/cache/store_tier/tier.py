@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from moonpool_worker.cache.events.sink import CacheEventSink
 from moonpool_worker.cache.host_tier import HostTier
 from moonpool_worker.cache.prefix_index import Node
 from moonpool_worker.cache.prefix_match import Composition, Has
@@ -27,7 +28,7 @@ from moonpool_worker.cache.store_tier.rates import Rates
 class StoreTier:
     """One tenant of one store at a time, over the slots of ``host``.
 
-    ``mismatches`` counts what came back from the store and was not the block asked for.
+    ``mismatches`` counts what came back from the store and was not the block asked for. ``events`` hears what came to L2.
     """
 
     def __init__(
@@ -39,12 +40,13 @@ class StoreTier:
         mismatches: Counter[str],
         clock: Callable[[], float] = time.monotonic,
         spawn: Callable[[int, dict[str, str]], ClientProcess] = ClientProcess,
+        events: CacheEventSink | None = None,
     ) -> None:
         self.rates = Rates()
         self._counters = counters
         self._client = Client(host, options, counters, self.rates, clock, spawn)
         self._client.on_gone = self._gone
-        self._fetches = Fetches(self._client, host, composition, options, counters, mismatches, self.rates)
+        self._fetches = Fetches(self._client, host, composition, options, counters, mismatches, self.rates, events)
         self._puts = Puts(self._client, host, options, counters, self._fetches.written)
 
     @property
