@@ -62,7 +62,12 @@ class KVCache:
             self._host = HostTier(arena, store.staging_bytes, retain=False)
         if store is not None and self._host is not None:
             self._store = StoreTier(
-                self._host, self.composition, store, self._stats.store, self._stats.header_mismatches
+                self._host,
+                self.composition,
+                store,
+                self._stats.store,
+                self._stats.header_mismatches,
+                events=events,
             )
         self._copies = TierCopies(namespace, self._device, self._host, lambda: self._store, self._stats, events)
         self._admission = Admission(

@@ -28,7 +28,8 @@ from moonpool_worker.cache.store_tier.rates import Rates
 class StoreTier:
     """One tenant of one store at a time, over the slots of ``host``.
 
-    ``mismatches`` counts what came back from the store and was not the block asked for. ``events`` hears what came to L2.
+    ``mismatches`` counts what came back from the store and was not the block asked for; ``events`` hears what came to
+    L2.
     """
 
     def __init__(
