@@ -20,7 +20,7 @@ FeedForward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``plans[g]`` is the attention plan of history group ``g``, ``angles[g]`` how its rows are rotated."""
+    """``plans[g]``: cache group ``g``'s plan, of attention or of states. ``angles[g]``: how its rows are rotated."""
 
     kernels: Kernels
     cache: Cache
@@ -31,6 +31,10 @@ class Step:
     def begin(
         cls, batch: StepBatch, cache: Cache, kernels: Kernels, angles: list[Angles], device: torch.device
     ) -> Step:
-        groups = enumerate(cache.geometry.groups)
-        plans = [kernels.plan(batch.chunks, index, group, device) for index, group in groups]
+        plans = [
+            kernels.state_plan(batch.chunks, index, device)
+            if group.family == "state"
+            else kernels.plan(batch.chunks, index, group, device)
+            for index, group in enumerate(cache.geometry.groups)
+        ]
         return cls(kernels, cache, plans, angles)
