@@ -117,7 +117,6 @@ def latent_attention_kernel(
     FIELDS: tl.constexpr,
     PART: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     lane = tl.program_id(0) % SLICES
@@ -164,11 +163,11 @@ def latent_attention_kernel(
 
     # A row of a tile may see nothing of this piece, and its weight is then zero.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SPLITS and slot >= 0:
+    if slot >= 0:
         at = (slot * SLICES + lane) * BLOCK_M + m
         tl.store(partial_ptr + at[:, None] * RANK + columns[None, :], result, mask=inside)
         tl.store(weight_ptr + at, top + tl.log2(total), mask=live)
-    if slot < 0:
+    else:
         out_at = (row * HEADS + head)[:, None] * RANK + columns[None, :]
         tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -209,7 +208,7 @@ def latent_attention(
             BLOCK_R=max(16, triton.next_power_of_2(value_dim)),
             BLOCK_T=max(16, triton.next_power_of_2(dim - value_dim)), ROWS=plan.rows, BLOCK_M=shape.block_m,
             BLOCK_N=shape.block_n, FIELDS=WORK_FIELDS, PART=float32_part(q.dtype, value_dim),
-            WINDOW=plan.window is not None, SPLITS=work.slots > 0, PRECISION="tf32x3",
+            WINDOW=plan.window is not None, PRECISION="tf32x3",
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         reduce_splits(work, partials, out, None, 1, slice_heads, slices, queries)

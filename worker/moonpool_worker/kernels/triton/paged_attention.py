@@ -145,7 +145,6 @@ def paged_attention_kernel(
     PART: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
-    SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     lane = tl.program_id(0) % (KV_HEADS * SLICES)
@@ -195,11 +194,11 @@ def paged_attention_kernel(
 
     # A row of a tile may see nothing of this piece, and its weight is then zero.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SPLITS and slot >= 0:
+    if slot >= 0:
         at = (slot * KV_HEADS * SLICES + lane) * BLOCK_M + m
         tl.store(partial_ptr + at[:, None] * DIM + columns[None, :], result, mask=inside)
         tl.store(weight_ptr + at, top + tl.log2(total), mask=live)
-    if slot < 0:
+    else:
         out_at = (row * (KV_HEADS * GROUP) + head)[:, None] * DIM + columns[None, :]
         tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -209,7 +208,7 @@ def decode_shape(dim: int, group: int, dtype: torch.dtype) -> TileShape:
     block_m = min(max(16, triton.next_power_of_2(group)), 64)
     if dtype == torch.float32:
         return TileShape(min(block_m, 32 if dim <= 64 else 16), 32, 8, 2)
-    return TileShape(block_m, 64 if dim <= 128 else 32, 4, 3)
+    return TileShape(block_m, 64 if dim <= 128 else 32, 4, 3, 128 if dim <= 64 else None)
 
 
 def chunk_shape(dim: int, dtype: torch.dtype) -> TileShape:
@@ -273,7 +272,7 @@ def paged_attention(
             KV_HEADS=kv_heads, GROUP=group, SLICE=slice_heads, SLICES=slices, DIM=dim,
             BLOCK_D=max(16, triton.next_power_of_2(dim)), ROWS=plan.rows, BLOCK_M=shape.block_m,
             BLOCK_N=shape.block_n, FIELDS=WORK_FIELDS, PART=float32_part(q.dtype, dim),
-            WINDOW=plan.window is not None, SINKS=sinks is not None, SPLITS=work.slots > 0, PRECISION="tf32x3",
+            WINDOW=plan.window is not None, SINKS=sinks is not None, PRECISION="tf32x3",
             num_warps=shape.warps, num_stages=shape.stages, maxnreg=shape.registers,
         )  # fmt: skip
         reduce_splits(work, partials, out, sinks, kv_heads, slice_heads, slices, queries)
