@@ -333,7 +333,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _consecutive(blocks: Sequence[int]) -> bool:
-    return blocks[-1] - blocks[0] == len(blocks) - 1
+    return len(blocks) == 1 or list(blocks) == list(range(blocks[0], blocks[0] + len(blocks)))
 
 
 def _batches(pages: Sequence[Page]) -> Iterator[Sequence[Page]]:

@@ -123,7 +123,7 @@ class Suspension:
         assert host is not None
         for page, node in nodes.items():
             copy = host.index.get(group.index, node.digest)
-            if copy is not None:
+            if copy is not None and self._copies.is_good(copy):
                 host.index.ref(copy)
                 part.pages[page] = copy
         missing = {node.digest: page for page, node in nodes.items() if page not in part.pages}

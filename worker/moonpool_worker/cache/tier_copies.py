@@ -94,6 +94,14 @@ class TierCopies:
         self.lost(nodes[good], reason)
         return nodes[good]
 
+    def is_good(self, node: Node) -> bool:
+        """Whether a page of L2 is what it should be; one that is not leaves the index."""
+        assert self._host is not None
+        reason = self._host.check(node, self.name(node.group, node.digest))
+        if reason is not None:
+            self.lost(node, reason)
+        return reason is None
+
     def lost(self, node: Node, reason: Mismatch) -> None:
         """A page of L2 turned out to be another's, or damaged."""
         assert self._host is not None
