@@ -124,7 +124,7 @@ def test_old_subscribers_read_the_fields_they_know() -> None:
 def test_maps_for_subscribers_of_newer_vllm() -> None:
     links, tokens = pages(2)
     stored = Stored("l2", links, None, tokens, PAGE, b"tenant", "copied")
-    _, (event, removed), _ = msgspec.msgpack.decode(encode_batch(0, [stored, Removed("l3", links, "flush")], 0, "map"))
+    _, (event, removed), _ = msgspec.msgpack.decode(encode_batch(0, [stored, Removed("l1", links, "flush")], 0, "map"))
     assert event == {
         "type": "BlockStored",
         "block_hashes": documented_hashes(tokens, PAGE),
@@ -137,7 +137,7 @@ def test_maps_for_subscribers_of_newer_vllm() -> None:
         "extra_keys": [["tenant"], None],
         "reason": "copied",
     }
-    assert (removed["medium"], removed["reason"]) == ("EXTERNAL", "flush")
+    assert (removed["medium"], removed["reason"]) == ("GPU", "flush")
 
 
 def test_a_full_queue_drops_counts_and_leaves_a_gap(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_an_address_in_use_is_one_sentence() -> None:
         ("{", "Input data was truncated"),
         ('{"port": 1}', "unknown field `port`"),
         ('{"publisher": "kafka"}', "null or zmq, not 'kafka'"),
-        ('{"tiers": ["gpu"]}', "some of l1, l2, l3, not gpu"),
+        ('{"tiers": ["gpu"]}', "l1, l2 or both, not gpu"),
         ('{"hwm": 0}', "hwm is at least 1"),
         ('{"layout": "xml"}', "array or map"),
     ],

@@ -19,7 +19,7 @@ class Told:
 
     def __init__(self) -> None:
         self.batches: list[list[Event]] = []
-        self.held: dict[str, set[bytes]] = {"l1": set(), "l2": set(), "l3": set()}
+        self.held: dict[str, set[bytes]] = {"l1": set(), "l2": set()}
 
     def publish(self, events: list[Event]) -> None:
         self.batches.append(events)

@@ -6,7 +6,7 @@ import msgspec
 
 from moonpool_worker.cache.events.sink import Tier
 
-_TIERS: tuple[Tier, ...] = ("l1", "l2", "l3")
+_TIERS: tuple[Tier, ...] = ("l1", "l2")
 
 
 class EventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ def parse_events_config(text: str) -> EventsConfig:
     if config.layout not in ("array", "map"):
         raise ValueError(f"the layout is array or map, not {config.layout!r}")
     if not config.tiers or not set(config.tiers) <= set(_TIERS):
-        raise ValueError(f"tiers are some of l1, l2, l3, not {', '.join(config.tiers) or 'none'}")
+        raise ValueError(f"tiers are l1, l2 or both, not {', '.join(config.tiers) or 'none'}")
     for name in ("buffer_steps", "hwm", "max_queue_size"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is at least 1, not {getattr(config, name)}")

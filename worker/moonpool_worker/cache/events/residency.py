@@ -16,7 +16,7 @@ from moonpool_worker.cache.events.wire import Cleared, Event, Removed, Stored
 
 #: Pages that are named but not held: of requests that wait, or evicted under a request that may bring them back.
 _REMEMBERED = 1 << 16
-_TIERS: tuple[Tier, ...] = ("l1", "l2", "l3")
+_TIERS: tuple[Tier, ...] = ("l1", "l2")
 
 
 class Publisher(Protocol):
@@ -32,7 +32,7 @@ class _Page:
         self.token_ids: array[int] | None = None
         self.salt = b""
         #: Per tier, a bit for each group that has the page.
-        self.groups = [0, 0, 0]
+        self.groups = [0] * len(_TIERS)
         #: A bit for each tier that subscribers believe to have it.
         self.announced = 0
 
@@ -69,7 +69,7 @@ class Residency:
             if page.token_ids is None:
                 page.token_ids = array("I", token_ids[index * self._page : (index + 1) * self._page])
                 page.parent, page.salt = parent, salt
-                for tier in range(3):
+                for tier in range(len(_TIERS)):
                     if page.groups[tier] == self._all_groups:
                         self._mark(tier, link, "restored")
             parent = link

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-Tier = Literal["l1", "l2", "l3"]
+#: What L3 holds is not told: its store evicts without a word to anybody.
+Tier = Literal["l1", "l2"]
 
 
 class CacheEventSink(Protocol):
@@ -27,7 +28,7 @@ class CacheEventSink(Protocol):
         ...
 
     def removed(self, tier: Tier, group: int, link: bytes, reason: str) -> None:
-        """The group has the page in the tier no more. ``reason``: capacity, flush, mismatch, closed."""
+        """The group has the page in the tier no more. ``reason``: capacity, flush, mismatch."""
         ...
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from moonpool_worker.cache.events.sink import Tier
 
 #: How vLLM and smg call the tiers.
-MEDIUM: dict[Tier, str] = {"l1": "GPU", "l2": "CPU", "l3": "EXTERNAL"}
+MEDIUM: dict[Tier, str] = {"l1": "GPU", "l2": "CPU"}
 
 
 @dataclass(frozen=True, slots=True)
