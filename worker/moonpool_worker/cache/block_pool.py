@@ -221,16 +221,21 @@ class BlockPool:
     # -- evicting ----------------------------------------------------------------------------------------------
 
     def _make_room(self, demand: Sequence[int]) -> bool:
-        while True:
-            parents, short = 0, []
-            for group, (count, free, packing) in enumerate(zip(demand, self._free, self._packing, strict=True)):
-                if count > len(free):
-                    parents += -(-(count - len(free)) // packing)
-                    short.append(group)
-            if parents <= len(self._free_parents):
-                return True
+        """Evict until the demand can be met from what is free."""
+        while short := self._short(demand):
             if not self._evict_least(short):
                 return False
+        return True
+
+    def _short(self, demand: Sequence[int]) -> list[int]:
+        """Nothing when the demand can be met from what is free, else the groups that have too few blocks of their own."""
+        parents, short = 0, []
+        for group, count in enumerate(demand):
+            missing = count - len(self._free[group]) if count else 0
+            if missing > 0:
+                parents += -(-missing // self._packing[group])
+                short.append(group)
+        return short if parents > len(self._free_parents) else []
 
     def _evict_least(self, short: Sequence[int]) -> bool:
         """Let go of what is worth least: a leaf of a group that wants more, or a parent of any group."""

@@ -123,20 +123,33 @@ class HostTier:
 
     def take_slot(self, group: int) -> int | None:
         """A private slot to fill, evicting if needed; None when all are lent or pinned."""
+        slots = self.take_slots(group, 1)
+        return slots[0] if slots else None
+
+    def take_slots(self, group: int, count: int) -> list[int]:
+        """Private slots to fill, evicting if needed; fewer when the others are lent or pinned."""
+        wanted = min(count, self.index.available(group))
+        slots = self._take(group, wanted)
+        # Not all at once: what continues a page may be pinned while the page is not.
+        while len(slots) < wanted and (one := self._take(group, 1)):
+            slots += one
+        return slots
+
+    def _take(self, group: int, count: int) -> list[int]:
         demand = [0] * len(self.groups)
-        demand[group] = 1
         after: list[int | None] = [None] * len(self.groups)
         # Neighbours of the text are neighbours in L2: a run of slots is one copy.
-        after[group] = self._last_slot[group]
+        demand[group], after[group] = count, self._last_slot[group]
         try:
-            (slot,) = self.index.take(demand, after)[group]
+            slots = self.index.take(demand, after)[group]
         except ValueError:
-            return None
-        self._last_slot[group] = slot
-        self._memory.will_use(self.layout.offset(group, slot))
-        # Whoever finds this memory after a crash must not take half of a new block for a whole old one.
-        erase_header(self.slot(group, slot))
-        return slot
+            return []
+        for slot in slots:
+            self._memory.will_use(self.layout.offset(group, slot))
+            # Whoever finds this memory after a crash must not take half of a new block for a whole old one.
+            erase_header(self.slot(group, slot))
+            self._last_slot[group] = slot
+        return slots
 
     def give_slot(self, group: int, slot: int) -> None:
         self.index.give(group, (slot,))
@@ -166,9 +179,7 @@ class HostTier:
         nodes: list[Node] = []
         for batch in _batches(pages):
             group = batch[0].group
-            slots: list[int] = []
-            while len(slots) < len(batch) and (slot := self.take_slot(group)) is not None:
-                slots.append(slot)
+            slots = self.take_slots(group, len(batch))
             batch = batch[: len(slots)]
             self._copy_down(group, [page.blocks for page in batch], slots)
             for page, slot in zip(batch, slots, strict=True):
