@@ -59,7 +59,7 @@ def test_the_joint_boundary_is_the_longest_in_any_order(
     by_name = {group.name: {at for at in range(pages) if chance.random() < density} for group in kinds}
     for order in itertools.permutations(kinds):
         present = {(index, at) for index, group in enumerate(order) for at in by_name[group.name]}
-        match = composition(*order).joint(pages, lambda group, at: (group, at) in present)
+        match = composition(*order).joint(pages, lambda *one, present=present: one in present)
         assert match.boundary == brute_force(order, pages, present)
 
 

@@ -228,7 +228,7 @@ class BlockPool:
         return True
 
     def _short(self, demand: Sequence[int]) -> list[int]:
-        """Nothing when the demand can be met from what is free, else the groups that have too few blocks of their own."""
+        """Nothing when the demand can be met from what is free, else the groups that lack blocks of their own."""
         parents, short = 0, []
         for group, count in enumerate(demand):
             missing = count - len(self._free[group]) if count else 0
