@@ -86,7 +86,7 @@ class Prefetch(ApiModel):
     min_pages: int = Field(default=2, ge=1)
     timeout_base: Duration | None = Field(default=None, description="Unset: from what the worker measures.")
     timeout_per_page: Duration | None = Field(default=None, description="Unset: from what the worker measures.")
-    batch_pages: int = Field(default=32, ge=1, le=1024)
+    batch_pages: int = Field(default=128, ge=1, le=1024)
 
 
 class KVStoreRef(ApiModel):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from moonpool_api.geometry import GroupGeometry
 from moonpool_worker.cache.kv_cache import KVCache
-from moonpool_worker.cache.store_tier import messages
+from moonpool_worker.cache.store_tier import fetches, messages
 from moonpool_worker.cache.store_tier.options import StoreOptions
 from moonpool_worker.cache.store_tier.rates import Rates
 
@@ -231,3 +231,13 @@ def test_long_texts_are_asked_for_in_several_packets(monkeypatch: pytest.MonkeyP
     reader = l3(objects=writer.objects, groups=(full(), window(6)))
     assert compute(reader, TOKENS, fetch=True).allocation.cached.l3 == 8 * P
     assert reader.cache.stats().store.exist_calls > 1
+
+
+def test_a_call_is_bounded_in_pages_and_in_bytes(filled: dict[Name, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = l3(objects=filled)
+    compute(reader, TOKENS, fetch=True)
+    assert reader.cache.stats().store.get_calls == 8 // PLAIN.batch_pages
+    monkeypatch.setattr(fetches, "_CALL_BYTES", 2 * len(next(iter(filled.values()))))
+    reader.cache.flush({"l1", "l2"})
+    assert compute(reader, TOKENS, fetch=True).allocation.cached.l3 == 8 * P
+    assert reader.cache.stats().store.get_calls == 8 // PLAIN.batch_pages + 8 // 2

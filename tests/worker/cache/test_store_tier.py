@@ -64,7 +64,7 @@ def test_another_worker_reads_what_one_wrote(opened: Opened) -> None:
 
 def test_a_real_geometry_in_several_batches(opened: Opened) -> None:
     sizes = {"geometry": BIG, "blocks": 100, "l2_bytes": 32 << 20}
-    writer, reader = opened(**sizes), opened(**sizes)
+    writer, reader = opened(**sizes), opened(options=replace(PATIENT, batch_pages=32), **sizes)
     tokens = text(70, seed=70, granularity=16)
     serve(writer, tokens)
     put_all(writer, 70)

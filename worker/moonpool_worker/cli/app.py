@@ -71,7 +71,7 @@ def serve(
     prefetch_always: flags.PrefetchAlways = False,
     prefetch_timeout_base: flags.PrefetchTimeoutBase = None,
     prefetch_timeout_per_page: flags.PrefetchTimeoutPerPage = None,
-    prefetch_batch_pages: flags.PrefetchBatchPages = 32,
+    prefetch_batch_pages: flags.PrefetchBatchPages = 128,
 ) -> None:
     """Load MODEL and serve it: a .gguf file, a folder with config.json and safetensors, or [bold]smollm2[/bold]."""
     from moonpool_worker.cache.store_tier.options import StoreOptions

@@ -21,6 +21,8 @@ from moonpool_worker.cache.store_tier.negative_cache import NegativeCache
 from moonpool_worker.cache.store_tier.options import StoreOptions
 from moonpool_worker.cache.store_tier.rates import Rates
 
+#: No call is larger, whatever its pages are: what comes late should not be all.
+_CALL_BYTES = 64 << 20
 #: Without a measured rate: base and per page of a fetch's deadline, in seconds.
 _BASE, _PER_PAGE = 0.5, 0.01
 #: With one: the base, in calls besides a part that a busy machine needs; and how much longer than expected is patience.
@@ -203,7 +205,7 @@ class Fetches:
         now = self._client.now()
         fetch.since, fetch.deadline = now, now + self._read_patience(gain, self._bytes(wanted))
         fetch.wanted = len(wanted)
-        for batch in _batches(wanted, self._options.batch_pages):
+        for batch in self._batches(wanted):
             slots = self._borrow(batch)
             if slots:
                 fetch.calls += 1
@@ -212,6 +214,24 @@ class Fetches:
                 break
         if not fetch.calls:
             self._finish(fetch, "no room")
+
+    def _batches(self, places: list[Place]) -> Iterator[list[Place]]:
+        """In order: at most so many different pages, bytes, and blocks as a packet holds, but one block at least."""
+        batch: list[Place] = []
+        pages: set[int] = set()
+        nbytes = 0
+        for place in places:
+            size = self._host.object_bytes(place[0])
+            more = len(pages) + (place[1] not in pages)
+            full = more > self._options.batch_pages or len(batch) == messages.MAX_KEYS or nbytes + size > _CALL_BYTES
+            if batch and full:
+                yield batch
+                batch, pages, nbytes = [], set(), 0
+            batch.append(place)
+            pages.add(place[1])
+            nbytes += size
+        if batch:
+            yield batch
 
     def _borrow(self, places: list[Place]) -> list[int]:
         slots: list[int] = []
@@ -316,23 +336,6 @@ class Fetches:
         self._active.discard(fetch)
         self._counters.fetches[outcome] += 1
         self._counters.fetch_seconds += self._client.now() - fetch.started
-
-
-def _batches(places: list[Place], pages: int) -> Iterator[list[Place]]:
-    """Runs of at most ``pages`` different positions, and of no more blocks than a packet holds."""
-    batch: list[Place] = []
-    first = last = -1
-    for place in places:
-        new = place[1] != last
-        if batch and ((new and first + 1 == pages) or len(batch) == messages.MAX_KEYS):
-            yield batch
-            batch, first = [], -1
-        if new or not batch:
-            first += 1
-        last = place[1]
-        batch.append(place)
-    if batch:
-        yield batch
 
 
 class _Exist(Call):

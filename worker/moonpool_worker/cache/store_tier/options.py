@@ -21,7 +21,7 @@ class StoreOptions:
     timeout_base: float | None = None
     timeout_per_page: float | None = None
     timeout_limit: float = 2.0
-    batch_pages: int = 32
+    batch_pages: int = 128
     hostname: str = "127.0.0.1"
     protocol: str = "tcp"
     device: str = ""
