@@ -6,7 +6,8 @@ its pages are published, and it is freed before the next one. Per capacity ``c``
 size adds; beside them the same requests under LRU, under Belady's MIN, and with nothing ever forgotten, of L1's size.
 Requests that do not fit in L1 count as misses for all. Answers are not in the traces, so only prompts are cached.
 
-``uv run python -m benchmarks.trace --trace ../shared/traces/mooncake/conversation_trace.jsonl``
+``uv run python -m benchmarks.trace --trace ../shared/traces/mooncake/conversation_trace.jsonl``. The Claude Code archive
+has 49,334 requests of 240 blocks each: ``--limit 5000 --l2-ratio 0`` is enough of it for a look.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SLOT = 256
 
 @dataclass(slots=True)
 class Hits:
-    """Pages by tier, and how long the core took for all requests."""
+    """Pages by tier, and the processor's seconds that the core took for all requests."""
 
     l1: int = 0
     l2: int = 0
@@ -47,7 +48,7 @@ def drive(arrivals: list[Arrival], page: int, capacity: int, l2_ratio: float) ->
     cache = KVCache(DeviceArena(GEOMETRY, capacity + 1), "0" * 64, slots * SLOT, l2_alignment=64)
     assert cache.stats().l2_slots == slots
     hits = Hits()
-    begin = time.perf_counter()
+    begin = time.process_time()
     for arrival in arrivals:
         chain = cache.chain(arrival.pages)
         whole = len(arrival.pages)
@@ -61,7 +62,7 @@ def drive(arrivals: list[Arrival], page: int, capacity: int, l2_ratio: float) ->
         cache.publish(allocation, chain, whole)
         cache.free(allocation)
         cache.poll()
-    hits.seconds = time.perf_counter() - begin
+    hits.seconds = time.process_time() - begin
     cache.close()
     return hits
 
@@ -88,7 +89,7 @@ def measure(report: Report, trace: Trace, capacity: int, l2_ratio: float) -> Non
         "hit_rate_belady": timed("Belady", lambda: policies.belady(fitting, trace.page, capacity)),
         "hit_rate_infinite": timed("infinite", lambda: policies.infinite(fitting, trace.page)),
         "refused": core.refused,
-        "requests_per_s": len(trace.arrivals) / core.seconds,
+        "core_us_per_page": core.seconds / sum(len(arrival.pages) for arrival in trace.arrivals) * 1e6,
     }
     report.add(**{f"c{capacity}_{key}": value for key, value in figures.items()})
 
