@@ -6,8 +6,8 @@ its pages are published, and it is freed before the next one. Per capacity ``c``
 size adds; beside them the same requests under LRU, under Belady's MIN, and with nothing ever forgotten, of L1's size.
 Requests that do not fit in L1 count as misses for all. Answers are not in the traces, so only prompts are cached.
 
-``uv run python -m benchmarks.trace --trace ../shared/traces/mooncake/conversation_trace.jsonl``. The Claude Code archive
-has 49,334 requests of 240 blocks each: ``--limit 5000 --l2-ratio 0`` is enough of it for a look.
+``uv run python -m benchmarks.trace --trace ../shared/traces/mooncake/conversation_trace.jsonl``. The Claude Code
+archive has 49,334 requests of 240 blocks each: ``--limit 5000 --l2-ratio 0`` is enough of it for a look.
 """
 
 from __future__ import annotations
