@@ -110,7 +110,7 @@ def test_a_packed_weight_multiplies_like_a_plain_one(dtype: torch.dtype, rows: i
 def test_backends_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert select_backend("auto").name == "torch"
+    assert select_backend("auto").name in ("cpu", "torch")
     with pytest.raises(BackendError, match="needs a GPU"):
         select_backend("triton")
     with pytest.raises(BackendError, match="flash"):
@@ -121,7 +121,7 @@ def test_the_interpreter_stands_in_for_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert select_backend("triton").name == "triton"
-    assert select_backend("auto").name == "torch"
+    assert select_backend("auto").name in ("cpu", "torch")
 
 
 def test_auto_takes_triton_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,33 +12,36 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import structlog
 import torch
 from moonpool_api.geometry import GroupGeometry
 
 from moonpool_worker.engine.batch import SequenceChunk
+from moonpool_worker.kernels.decoder import DecoderParts, WholeDecoder
+from moonpool_worker.kernels.linear import Linear, Weight
+
+_log = structlog.get_logger()
 
 #: What a backend prepares once per step for one group, for all its layers. Each backend has its own.
 AttentionPlan = Any
 StatePlan = Any
 
 
-class Linear(Protocol):
-    """A weight in whatever layout the backend multiplies best."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] → [T, out]."""
-        ...
-
-
 class Kernels(Protocol):
     name: str
     #: Where weights, cache and inputs are to live.
     device: torch.device
+    #: GGUF's block formats (Q8_0, …) that ``linear`` multiplies as they are, by a model in bfloat16.
+    formats: frozenset[str]
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """Take a weight [out, in]; the backend may keep a copy in another layout, so drop the original."""
+        ...
+
+    def decoder(self, parts: DecoderParts) -> WholeDecoder | None:
+        """All of an ordinary decoder in one call; None where the backend takes it layer by layer."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -164,12 +167,24 @@ class BackendError(ValueError):
 
 
 def select_backend(name: str) -> Kernels:
-    """``torch``, for CPUs, or ``triton``, for GPUs; ``auto`` takes what fits this machine.
+    """``triton``, for GPUs, ``cpu``, for CPUs with AVX-512 and bfloat16, or ``torch``, for all CPUs; ``auto`` takes the
+    first that can run here.
 
     TRITON_INTERPRET=1 lets ``triton`` run without a GPU, for tests. Raises BackendError for one that is not here.
     """
-    if name == "auto":
-        name = "triton" if torch.cuda.is_available() else "torch"
+    if name == "auto" and torch.cuda.is_available():
+        name = "triton"
+    if name in ("auto", "cpu"):
+        from moonpool_worker.kernels.cpu.backend import CpuKernels
+        from moonpool_worker.kernels.cpu.library import Unavailable
+
+        try:
+            return CpuKernels()
+        except Unavailable as reason:
+            if name == "cpu":
+                raise BackendError(f"attention backend cpu cannot run here: {reason}; use auto or torch") from reason
+            _log.warning("the torch backend computes, which is slower", reason=str(reason))
+            name = "torch"
     if name == "torch":
         from moonpool_worker.kernels.torch_backend import TorchKernels
 
@@ -182,4 +197,4 @@ def select_backend(name: str) -> Kernels:
         from moonpool_worker.kernels.triton.backend import TritonKernels
 
         return TritonKernels()
-    raise BackendError(f"there is no attention backend {name!r}; use auto, torch or triton")
+    raise BackendError(f"there is no attention backend {name!r}; use auto, cpu, torch or triton")

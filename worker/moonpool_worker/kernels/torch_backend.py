@@ -5,22 +5,30 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from moonpool_worker.kernels.interface import Linear
+from moonpool_worker.kernels.decoder import DecoderParts, WholeDecoder
+from moonpool_worker.kernels.linear import Linear, Weight
 from moonpool_worker.kernels.packed_linear import PackedLinear, PlainLinear, can_pack
 from moonpool_worker.kernels.threads import usable_cpus
 from moonpool_worker.kernels.torch_attention import TorchAttention
 from moonpool_worker.kernels.torch_scans import TorchScans
+from moonpool_worker.weights.quantised import QuantisedMatrix
 
 
 class TorchKernels(TorchAttention, TorchScans):
     name = "torch"
     device = torch.device("cpu")
+    formats: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         torch.set_num_threads(usable_cpus())
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+        if isinstance(weight, QuantisedMatrix):
+            weight = weight.dense(torch.bfloat16)
         return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
+
+    def decoder(self, parts: DecoderParts) -> WholeDecoder | None:
+        return None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         # As F.rms_norm, to the bit; that one takes three times as long for the rows of a prefill.

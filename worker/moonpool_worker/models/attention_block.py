@@ -57,19 +57,19 @@ class AttentionBlock:
         self._form, self._layer, self._group = form, layer, group
 
         def projection(*names: str, bias: bool) -> Linear:
-            weight = reader.read(*(f"{prefix}{name}_proj.weight" for name in names))
+            weight = reader.matrix(*(f"{prefix}{name}_proj.weight" for name in names))
             return kernels.linear(
                 weight, reader.read(*(f"{prefix}{name}_proj.bias" for name in names)) if bias else None
             )
 
-        self._qkv = projection("q", "k", "v", bias=form.qkv_bias)
-        self._out = projection("o", bias=form.out_bias)
-        self._q_norm = self._k_norm = None
+        self.qkv = projection("q", "k", "v", bias=form.qkv_bias)
+        self.out = projection("o", bias=form.out_bias)
+        self.q_norm = self.k_norm = None
         if form.qk_norm:
-            self._q_norm, self._k_norm = (
+            self.q_norm, self.k_norm = (
                 read_norm(reader, f"{prefix}{name}_norm.weight", form.norm_offset) for name in "qk"
             )
-        self._sinks = reader.read(f"{prefix}sinks", dtype=torch.float32) if form.sinks else None
+        self.sinks = reader.read(f"{prefix}sinks", dtype=torch.float32) if form.sinks else None
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """[T, hidden] → [T, hidden]; this step's keys and values are in the cache afterwards."""
@@ -78,16 +78,16 @@ class AttentionBlock:
         values = step.cache.view(self._group, self._layer, "v")
         cos, sin = step.angles[self._group]
         turned = form.heads + form.kv_heads
-        qkv = self._qkv(x).view(x.shape[0], turned + form.kv_heads, form.head_dim)
-        if self._q_norm is None or self._k_norm is None:
+        qkv = self.qkv(x).view(x.shape[0], turned + form.kv_heads, form.head_dim)
+        if self.q_norm is None or self.k_norm is None:
             rotated = kernels.rope(qkv[:, :turned], cos, sin)
             q, k = rotated[:, : form.heads], rotated[:, form.heads :]
         else:
-            q = kernels.rope(kernels.rms_norm(qkv[:, : form.heads], self._q_norm, form.norm_eps), cos, sin)
-            k = kernels.rope(kernels.rms_norm(qkv[:, form.heads : turned], self._k_norm, form.norm_eps), cos, sin)
+            q = kernels.rope(kernels.rms_norm(qkv[:, : form.heads], self.q_norm, form.norm_eps), cos, sin)
+            k = kernels.rope(kernels.rms_norm(qkv[:, form.heads : turned], self.k_norm, form.norm_eps), cos, sin)
         kernels.write_rows(plan, keys, k)
         kernels.write_rows(plan, values, qkv[:, turned:])
-        return self._out(kernels.attention(plan, q, keys, values, scale=form.scale, sinks=self._sinks))
+        return self.out(kernels.attention(plan, q, keys, values, scale=form.scale, sinks=self.sinks))
 
 
 def read_norm(reader: TensorReader, name: str, offset: float = 0.0) -> torch.Tensor:

@@ -6,7 +6,7 @@ A family whose feed-forward layers are of another kind gives functions of its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from moonpool_api.geometry import GroupGeometry
 
 from moonpool_worker.engine.batch import StepBatch
+from moonpool_worker.kernels.decoder import DecoderLayer, DecoderParts, WholeDecoder
 from moonpool_worker.kernels.interface import Kernels
+from moonpool_worker.kernels.linear import Weight
 from moonpool_worker.models.attention_block import AttentionBlock, AttentionForm, read_norm
 from moonpool_worker.models.config import AttentionConfig
 from moonpool_worker.models.family import Cache
@@ -133,6 +135,27 @@ class _Layer:
         self._attention = AttentionBlock(config.attention, reader, kernels, f"{prefix}self_attn.", number, group)
         self._feed_forward = read_feed_forward(config, reader, kernels, number)
 
+    def described(self, window: Window, group: int) -> DecoderLayer | None:
+        """For a backend that computes all layers in one call; None when this one has no dense feed-forward part."""
+        attention, mlp = self._attention, self._feed_forward
+        if not isinstance(mlp, GatedMLP):
+            return None
+        return DecoderLayer(
+            input_norm=self._before_attention,
+            qkv=attention.qkv,
+            q_norm=attention.q_norm,
+            k_norm=attention.k_norm,
+            sinks=attention.sinks,
+            out=attention.out,
+            behind_attention=self._behind_attention,
+            post_norm=self._before_feed_forward,
+            gate_up=mlp.gate_up,
+            down=mlp.down,
+            behind_feed_forward=self._behind_feed_forward,
+            group=group,
+            window=window,
+        )
+
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """``x`` [T, hidden], which may be overwritten by the result."""
         kernels, eps = step.kernels, self._eps
@@ -170,8 +193,9 @@ class Decoder:
         self._layers = [
             _Layer(config, reader, kernels, number, groups[number], feed_forward) for number in range(config.layers)
         ]
-        self._head = kernels.linear(self._embedding if config.tied else reader.read(HEAD))
-        self._tables = _tables(config, reader.dtype)
+        self._head = kernels.linear(_head(config, reader, self._embedding))
+        self._whole = self._as_one_call(groups)
+        self._tables = [] if self._whole else _tables(config, reader.dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -180,6 +204,8 @@ class Decoder:
 
     def forward(self, batch: StepBatch, cache: Cache) -> torch.Tensor:
         """float32 logits [chunks that want them, vocab]."""
+        if self._whole is not None:
+            return self._whole.forward(batch, cache)
         c, kernels, device = self.config, self.kernels, self._embedding.device
         x = F.embedding(token_ids(batch, device), self._embedding)
         if c.embedding_scale != 1.0:
@@ -195,6 +221,38 @@ class Decoder:
         if not last.shape[0]:
             return torch.empty(0, c.vocab)
         return self._head(kernels.rms_norm(last, self._norm, c.norm_eps)).float()
+
+    def _as_one_call(self, groups: Sequence[int]) -> WholeDecoder | None:
+        """The same forward pass, where the backend has it as one call."""
+        c = self.config
+        described = (layer.described(c.windows[i], groups[i]) for i, layer in enumerate(self._layers))
+        layers = [layer for layer in described if layer is not None]
+        if len(layers) < c.layers:
+            return None
+        return self.kernels.decoder(
+            DecoderParts(
+                layers=layers,
+                embedding=self._embedding,
+                # Rounded to the model's dtype, as it was in training.
+                embedding_scale=float(torch.tensor(c.embedding_scale, dtype=self.dtype)),
+                norm=self._norm,
+                head=self._head,
+                heads=c.heads,
+                kv_heads=c.kv_heads,
+                head_dim=c.head_dim,
+                ffn=c.ffn,
+                eps=c.norm_eps,
+                scale=c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
+                activation=c.activation,
+                angles=lambda dtype: _tables(c, dtype),
+            )
+        )
+
+
+def _head(config: DecoderConfig, reader: TensorReader, embedding: torch.Tensor) -> Weight:
+    if not config.tied:
+        return reader.matrix(HEAD)
+    return reader.quantised(EMBEDDING) or embedding
 
 
 def _tables(config: DecoderConfig, dtype: torch.dtype) -> list[Angles]:

@@ -23,19 +23,19 @@ def mlp_shapes(prefix: str, hidden: int, ffn: int) -> dict[str, tuple[int, ...]]
 
 
 class GatedMLP:
-    """[T, hidden] → [T, hidden]."""
+    """[T, hidden] → [T, hidden]. ``activation`` [T, 2 * ffn] → [T, ffn]."""
 
     def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
-        self._gate_up, self._down, self._activation = gate_up, down, activation
+        self.gate_up, self.down, self.activation = gate_up, down, activation
 
     @classmethod
     def read(
         cls, reader: TensorReader, kernels: Kernels, prefix: str, activation: Activation | None = None
     ) -> GatedMLP:
         """From the tensors of :func:`mlp_shapes`; SwiGLU unless ``activation`` says otherwise."""
-        gate_up = kernels.linear(reader.read(f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight"))
-        down = kernels.linear(reader.read(f"{prefix}down_proj.weight"))
+        gate_up = kernels.linear(reader.matrix(f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight"))
+        down = kernels.linear(reader.matrix(f"{prefix}down_proj.weight"))
         return cls(gate_up, down, activation or kernels.silu_mul)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._activation(self._gate_up(x)))
+        return self.down(self.activation(self.gate_up(x)))

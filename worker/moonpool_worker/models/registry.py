@@ -53,5 +53,7 @@ def load_model(checkpoint: Checkpoint, dtype: str, kernels: Kernels, progress: P
     """
     config = checkpoint.config
     family = family_of(config)
-    with TensorReader(checkpoint, family.tensor_shapes(config), resolve_dtype(dtype), progress) as reader:
+    wanted = resolve_dtype(dtype)
+    formats = kernels.formats if wanted == torch.bfloat16 else frozenset()
+    with TensorReader(checkpoint, family.tensor_shapes(config), wanted, progress, formats) as reader:
         return family.build(config, reader, kernels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from moonpool_worker.models.config import ModelConfig
@@ -24,6 +25,11 @@ class Checkpoint(Protocol):
 
     def rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
         """``(first row, float tensor of some rows)`` in order: a large tensor never stands twice in memory."""
+        ...
+
+    def blocks(self, name: str) -> tuple[str, np.ndarray] | None:
+        """A matrix that is stored in quantised blocks, as it is: GGUF's name of the format, and uint8 [rows, bytes of
+        a row]. None for other tensors."""
         ...
 
     def size(self, name: str) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from moonpool_worker.models.config import ModelConfig
@@ -18,7 +19,7 @@ from moonpool_worker.tokenizer.from_gguf import tokenizer_from_gguf
 from moonpool_worker.tokenizer.tokenizer import Tokenizer
 from moonpool_worker.weights.digest import PinnedFile, digest_of
 from moonpool_worker.weights.errors import ModelLoadError
-from moonpool_worker.weights.gguf_reader import GGUFError, GGUFReader
+from moonpool_worker.weights.gguf_reader import GGUFError, GGUFReader, TensorInfo, is_quantised
 
 #: Elements that are dequantised at once: 8 MB in float32.
 _SLICE = 2 << 20
@@ -35,7 +36,9 @@ class GGUFCheckpoint:
         except GGUFError as fault:
             raise ModelLoadError(f"{path} is not a complete GGUF file: {fault}") from fault
         family, self._form = _form(self._field, path)
-        self._tensors = {_name(name, self._form): tensor for name, tensor in self._reader.tensors.items()}
+        self._tensors = {
+            own: part for name, tensor in self._reader.tensors.items() for own, part in _named(name, tensor, self._form)
+        }
         self.config = _config(self._field, path, family, self._form, "lm_head.weight" not in self._tensors)
 
     def _field(self, key: str, default: Any = None) -> Any:
@@ -67,6 +70,14 @@ class GGUFCheckpoint:
                 ) from fault
             yield first, torch.from_numpy(undo(values) if undo else values)
 
+    def blocks(self, name: str) -> tuple[str, np.ndarray] | None:
+        tensor = self._tensors[name]
+        if len(tensor.shape) != 2 or not is_quantised(tensor.kind):
+            return None
+        # Moving rows is all that exports do to matrices, so it is undone in the same way on their blocks.
+        undo, raw = self._form.undo(name, self.config), self._reader.raw(tensor)
+        return tensor.kind.name, np.ascontiguousarray(undo(raw)) if undo else raw
+
     def digest(self) -> str:
         digest = digest_of([(self._file.path.name, self._file)], single=True)
         self._file.check_unchanged()
@@ -85,6 +96,19 @@ def _name(name: str, form: GGUFForm) -> str:
     if prefix == "blk" and rest in form.layer:
         return f"model.layers.{number}.{form.layer[rest]}"
     return name
+
+
+def _named(name: str, tensor: TensorInfo, form: GGUFForm) -> Iterator[tuple[str, TensorInfo]]:
+    """A tensor under Hugging Face's name; one that stacks the experts of a layer as a tensor for each of them."""
+    own = _name(name, form)
+    if "{expert}" not in own:
+        yield own, tensor
+        return
+    count, *shape = tensor.shape
+    size = tensor.nbytes // count
+    for expert in range(count):
+        part = TensorInfo(tuple(shape), tensor.kind, tensor.offset + expert * size, size)
+        yield own.replace("{expert}", str(expert)), part
 
 
 def _form(field: Any, path: Path) -> tuple[Family, GGUFForm]:

@@ -38,6 +38,11 @@ class TensorInfo:
     nbytes: int
 
 
+def is_quantised(kind: gguf.GGMLQuantizationType) -> bool:
+    """Whether elements of this type are stored in blocks of several."""
+    return gguf.GGML_QUANT_SIZES[kind][0] > 1
+
+
 class GGUFReader:
     """``fields``: metadata by key; ``tensors``: by ggml's names. Raises GGUFError."""
 
@@ -61,6 +66,10 @@ class GGUFReader:
             values = gguf.quants.dequantize(raw.reshape(count, row_bytes), tensor.kind)
         shape = (count, tensor.shape[-1]) if len(tensor.shape) > 1 else tensor.shape
         return values.reshape(shape)
+
+    def raw(self, tensor: TensorInfo) -> np.ndarray:
+        """The bytes of a matrix: uint8 [rows, bytes of a row], a view of the file."""
+        return np.frombuffer(self._mapped, np.uint8, tensor.nbytes, tensor.offset).reshape(tensor.shape[0], -1)
 
     def _parse(self) -> None:
         if self._mapped[:4] != MAGIC:

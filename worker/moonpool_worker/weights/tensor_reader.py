@@ -1,14 +1,18 @@
-"""Fill matrices from a checkpoint: several stored tensors stacked into one, converted as they are read."""
+"""Fill matrices from a checkpoint: several stored tensors stacked into one, converted as they are read.
+
+A backend that multiplies quantised blocks gets those as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from moonpool_worker.weights.checkpoint import Checkpoint
 from moonpool_worker.weights.errors import ModelLoadError
+from moonpool_worker.weights.quantised import QuantisedMatrix
 
 #: ``progress(done, total)`` in bytes of the checkpoint.
 Progress = Callable[[int, int], None]
@@ -18,7 +22,10 @@ _TIED_HEAD = "lm_head.weight"
 
 
 class TensorReader:
-    """Reads the tensors in ``shapes`` as ``dtype``. Raises ModelLoadError when one is missing or has another shape."""
+    """Reads the tensors in ``shapes`` as ``dtype``. Raises ModelLoadError when one is missing or has another shape.
+
+    ``formats``: GGUF's block formats that ``quantised`` and ``matrix`` leave as they are.
+    """
 
     def __init__(
         self,
@@ -26,12 +33,14 @@ class TensorReader:
         shapes: Mapping[str, tuple[int, ...]],
         dtype: torch.dtype,
         progress: Progress | None = None,
+        formats: Collection[str] = (),
     ) -> None:
         _check(checkpoint, shapes)
         self.dtype = dtype
+        self._formats = formats
         self._checkpoint, self._shapes, self._progress = checkpoint, shapes, progress
         self._total = sum(checkpoint.size(name) for name in shapes)
-        self._done = 0
+        self._done: set[str] = set()
         self._pool = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="weights")
 
     def __enter__(self) -> TensorReader:
@@ -49,10 +58,28 @@ class TensorReader:
         stacked = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=dtype or self.dtype)
         parts = stacked.split([shape[0] for shape in shapes])
         list(self._pool.map(self._fill, names, parts))
-        self._done += sum(self._checkpoint.size(name) for name in names)
-        if self._progress:
-            self._progress(self._done, self._total)
+        self._count(names)
         return stacked
+
+    def quantised(self, *names: str) -> QuantisedMatrix | None:
+        """As :meth:`read`, in the blocks of the file; None unless all tensors have the same one of the backend's
+        formats."""
+        found = [self._checkpoint.blocks(name) for name in names] if self._formats else [None]
+        kinds = {blocks[0] if blocks else "" for blocks in found}
+        if len(kinds) != 1 or not kinds <= set(self._formats):
+            return None
+        self._count(names)
+        rows, width = sum(self._shapes[name][0] for name in names), self._shapes[names[0]][1]
+        return QuantisedMatrix(kinds.pop(), tuple(blocks[1] for blocks in found if blocks), (rows, width))
+
+    def matrix(self, *names: str) -> torch.Tensor | QuantisedMatrix:
+        """For what goes into ``Kernels.linear``: blocks of the file where that is possible, else numbers."""
+        return self.quantised(*names) or self.read(*names)
+
+    def _count(self, names: tuple[str, ...]) -> None:
+        self._done |= set(names)
+        if self._progress:
+            self._progress(sum(self._checkpoint.size(name) for name in self._done), self._total)
 
     @torch.inference_mode()  # which is a property of the thread
     def _fill(self, name: str, target: torch.Tensor) -> None:

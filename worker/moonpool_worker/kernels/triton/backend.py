@@ -8,7 +8,8 @@ import torch
 from moonpool_api.geometry import GroupGeometry
 
 from moonpool_worker.engine.batch import SequenceChunk
-from moonpool_worker.kernels.interface import Linear
+from moonpool_worker.kernels.decoder import DecoderParts, WholeDecoder
+from moonpool_worker.kernels.linear import Linear, Weight
 from moonpool_worker.kernels.packed_linear import PlainLinear
 from moonpool_worker.kernels.triton.activations import gelu_mul, silu_mul
 from moonpool_worker.kernels.triton.latent_attention import latent_attention
@@ -19,12 +20,14 @@ from moonpool_worker.kernels.triton.sampling import sample
 from moonpool_worker.kernels.triton.scans_backend import TritonScans
 from moonpool_worker.kernels.triton.step_plan import StepPlan, make_plan
 from moonpool_worker.kernels.triton.write_rows import write_rows
+from moonpool_worker.weights.quantised import QuantisedMatrix
 
 
 class TritonKernels(TritonScans):
     """See :class:`moonpool_worker.kernels.interface.Kernels` for what each of these does."""
 
     name = "triton"
+    formats: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,9 +40,14 @@ class TritonKernels(TritonScans):
     write_rows = staticmethod(write_rows)
     sample = staticmethod(sample)
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """The vendor's matrix product, which no kernel of ours would beat."""
+        if isinstance(weight, QuantisedMatrix):
+            weight = weight.dense(torch.bfloat16).to(self.device)
         return PlainLinear(weight, bias)
+
+    def decoder(self, parts: DecoderParts) -> WholeDecoder | None:
+        return None
 
     def plan(self, chunks: Sequence[SequenceChunk], index: int, group: GroupGeometry, device: torch.device) -> StepPlan:
         return make_plan(chunks, index, group, device)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from moonpool_api.geometry import GroupGeometry, full_attention
 
 from moonpool_worker.engine.batch import StepBatch
+from moonpool_worker.kernels.decoder import DecoderLayer, DecoderParts, WholeDecoder
 from moonpool_worker.kernels.interface import Kernels, Linear
 from moonpool_worker.models.config import AttentionConfig, ModelConfig
 from moonpool_worker.models.family import Cache, Family, GGUFForm
@@ -65,16 +66,29 @@ class _Layer:
         """Each matrix is packed before the next is read, so that only one stands in memory twice."""
         prefix = f"model.layers.{number}."
 
-        def read(*names: str) -> torch.Tensor:
-            return reader.read(*(f"{prefix}{name}.weight" for name in names))
+        def linear(*names: str) -> Linear:
+            return kernels.linear(reader.matrix(*(f"{prefix}{name}.weight" for name in names)))
 
         return cls(
-            input_norm=read("input_layernorm"),
-            qkv=kernels.linear(read("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-            out=kernels.linear(read("self_attn.o_proj")),
-            post_norm=read("post_attention_layernorm"),
-            gate_up=kernels.linear(read("mlp.gate_proj", "mlp.up_proj")),
-            down=kernels.linear(read("mlp.down_proj")),
+            input_norm=reader.read(f"{prefix}input_layernorm.weight"),
+            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            out=linear("self_attn.o_proj"),
+            post_norm=reader.read(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+            down=linear("mlp.down_proj"),
+        )
+
+    def described(self) -> DecoderLayer:
+        """For a backend that computes all layers in one call."""
+        return DecoderLayer(
+            input_norm=self.input_norm,
+            qkv=self.qkv,
+            out=self.out,
+            post_norm=self.post_norm,
+            gate_up=self.gate_up,
+            down=self.down,
+            group=0,
+            window=None,
         )
 
 
@@ -90,7 +104,9 @@ class LlamaModel:
         self.embedding = reader.read(_EMBEDDING)
         self.norm = reader.read(_NORM)
         self.layers = [_Layer.read(reader, kernels, number) for number in range(config.layers)]
-        self.head = kernels.linear(self.embedding if config.tied else reader.read(_HEAD))
+        tied = (reader.quantised(_EMBEDDING) or self.embedding) if config.tied else None
+        self.head = kernels.linear(reader.matrix(_HEAD) if tied is None else tied)
+        self._whole = self._as_one_call()
         self._cos, self._sin = rope_table(
             config.head_dim, config.context_length, config.rope_theta, self.dtype, config.rope_scaling
         )
@@ -103,6 +119,8 @@ class LlamaModel:
 
     def forward(self, batch: StepBatch, cache: Cache) -> torch.Tensor:
         """float32 logits [chunks that want them, vocab]."""
+        if self._whole is not None:
+            return self._whole.forward(batch, cache)
         c, kernels, device = self.config, self.kernels, self.embedding.device
         x = F.embedding(token_ids(batch, device), self.embedding)
         where = positions(batch, device)
@@ -125,6 +143,24 @@ class LlamaModel:
         if not last.shape[0]:
             return torch.empty(0, c.vocab)
         return self.head(kernels.rms_norm(last, self.norm, c.norm_eps)).float()
+
+    def _as_one_call(self) -> WholeDecoder | None:
+        """The same forward pass, where the backend has it as one call."""
+        c = self.config
+        parts = DecoderParts(
+            layers=[layer.described() for layer in self.layers],
+            embedding=self.embedding,
+            norm=self.norm,
+            head=self.head,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            ffn=c.ffn,
+            eps=c.norm_eps,
+            scale=c.head_dim**-0.5,
+            angles=lambda dtype: [rope_table(c.head_dim, c.context_length, c.rope_theta, dtype, c.rope_scaling)],
+        )
+        return self.kernels.decoder(parts)
 
 
 def groups(config: AttentionConfig, dtype: str, granularity: int) -> tuple[GroupGeometry, ...]:

@@ -1,0 +1,65 @@
+"""Where the C++ kernels come from, and what happens where they cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from moonpool_worker.kernels.cpu import build, library
+from moonpool_worker.kernels.interface import BackendError, select_backend
+
+from tests.worker.kernels.cpu_case import cpu_kernels
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Each test looks for the library anew, and leaves none of its own."""
+    library.library.cache_clear()
+    yield
+    library.library.cache_clear()
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(library, "_cpu_flags", lambda: set(library._NEEDED))
+    assert select_backend("auto").name == "torch"
+    with pytest.raises(BackendError, match=r"there is no g\+\+"):
+        select_backend("cpu")
+
+
+def test_without_the_instructions_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(library, "_cpu_flags", lambda: set(library._NEEDED) - {"avx512_bf16"})
+    assert select_backend("auto").name == "torch"
+    with pytest.raises(BackendError, match="lacks avx512_bf16"):
+        select_backend("cpu")
+
+
+def test_a_prebuilt_library_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpu_kernels()
+    library.library.cache_clear()
+    target = tmp_path / "kernels.so"
+    subprocess.run([sys.executable, "-m", build.__name__, str(target)], check=True)
+    monkeypatch.setenv(library.VARIABLE, str(target))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cpu_kernels().name == "cpu"
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_kernels()
+    library.library.cache_clear()
+    monkeypatch.setattr(library, "source_digest", lambda: "0" * 16)
+    monkeypatch.setenv(library.VARIABLE, str(next(iter(_cached()))))
+    with pytest.raises(library.Unavailable, match="other sources"):
+        library.library()
+
+
+def _cached() -> list[Path]:
+    return sorted((Path.home() / ".cache" / "moonpool" / "kernels").glob("*.so"))
