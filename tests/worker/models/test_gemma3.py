@@ -44,9 +44,9 @@ def greedy(on: Case, prompt: list[int], count: int, step: int) -> list[int]:
 
 
 @pytest.mark.parametrize("run", RUNS, ids=range(len(RUNS)))
-@pytest.mark.parametrize("step", [64, 5], ids=["whole", "chunked"])
-def test_greedy_answers_are_transformers(run: dict, step: int) -> None:
-    assert greedy(case("float32"), run["prompt_ids"], len(run["new_ids"]), step) == run["new_ids"]
+@pytest.mark.parametrize(("step", "count"), [(64, 40), (5, 10)], ids=["whole", "chunked"])
+def test_greedy_answers_are_transformers(run: dict, step: int, count: int) -> None:
+    assert greedy(case("float32"), run["prompt_ids"], count, step) == run["new_ids"][:count]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=range(len(RUNS)))

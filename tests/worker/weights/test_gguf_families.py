@@ -13,7 +13,7 @@ from moonpool_worker.kernels.interface import select_backend
 from moonpool_worker.models.registry import load_model
 from moonpool_worker.weights.checkpoint import Checkpoint
 from safetensors.torch import load_file
-from transformers import Gemma3TextConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma3TextConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from tests.worker.models.family_case import Case, Text, reference_model
 from tests.worker.models.smollm2 import checkpoint
@@ -30,6 +30,9 @@ SIZES: dict[str, Any] = {
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
+    "qwen3moe": Qwen3MoeConfig(
+        **SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+    ),
     # Eight layers, so that one keeps all of the text: the files do not say which.
     "gemma3": Gemma3TextConfig(
         **(SIZES | {"num_hidden_layers": 8}), head_dim=16, query_pre_attn_scalar=16, sliding_window=17
@@ -50,6 +53,11 @@ def write(path: Path, architecture: str, config: PretrainedConfig, tensors: dict
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if architecture == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        tensors = stacked(tensors, config.num_experts)
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
     writer.add_tokenizer_model("gpt2")
@@ -65,6 +73,16 @@ def write(path: Path, architecture: str, config: PretrainedConfig, tensors: dict
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def stacked(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
+    """The experts' matrices of a layer as one tensor."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for name in tensors:
+        if ".experts.0." in name:
+            parts = [tensors[name.replace("experts.0.", f"experts.{expert}.")] for expert in range(experts)]
+            found[name.replace("experts.0.", "experts.")] = torch.stack(parts)
+    return found
 
 
 def logits(opened: Checkpoint) -> torch.Tensor:

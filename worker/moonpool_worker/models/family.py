@@ -47,8 +47,9 @@ class GGUFForm:
 
     ``config(get)``: the same dictionary that a ``config.json`` would hold, from GGUF fields without their prefix
     (``get("block_count")``, with an optional default; without one a missing field is a load error). ``layer`` and
-    ``top`` map tensor names to Hugging Face's, ``layer`` without ``blk.N.``. ``undo(name, config)`` gives the function
-    that undoes what the export did to a tensor's rows, or None.
+    ``top`` map tensor names to Hugging Face's, ``layer`` without ``blk.N.``; a name with ``{expert}`` is that of a
+    tensor in which a layer's experts are stacked. ``undo(name, config)`` gives the function that undoes what the
+    export did to a tensor's rows, or None.
     """
 
     architecture: str

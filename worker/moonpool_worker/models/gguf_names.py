@@ -18,6 +18,12 @@ GGUF_LAYER = {
 }
 GGUF_QKV_BIAS = {f"attn_{name}.bias": f"self_attn.{name}_proj.bias" for name in "qkv"}
 GGUF_QK_NORM = {f"attn_{name}_norm.weight": f"self_attn.{name}_norm.weight" for name in "qk"}
+GGUF_EXPERTS = {
+    "ffn_gate_inp.weight": "mlp.gate.weight",
+    "ffn_gate_exps.weight": "mlp.experts.{expert}.gate_proj.weight",
+    "ffn_up_exps.weight": "mlp.experts.{expert}.up_proj.weight",
+    "ffn_down_exps.weight": "mlp.experts.{expert}.down_proj.weight",
+}
 GGUF_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",

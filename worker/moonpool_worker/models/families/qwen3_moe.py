@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from moonpool_worker.models.decoder import (
     dense_shapes,
     read_dense,
 )
-from moonpool_worker.models.family import Family
+from moonpool_worker.models.family import Family, GGUFForm
+from moonpool_worker.models.gguf_names import GGUF_EXPERTS, GGUF_LAYER, GGUF_QK_NORM, GGUF_TOP, gguf_config
 from moonpool_worker.models.moe import Experts, MixtureOfExperts, expert_shapes
 from moonpool_worker.models.read_config import decoder_fields
 from moonpool_worker.models.routing import Router, Routing
@@ -71,10 +72,21 @@ def read_feed_forward(config: Qwen3MoeConfig, reader: TensorReader, kernels: Ker
     return MixtureOfExperts(router, Experts.read(reader, kernels, f"{prefix}experts.", config.experts))
 
 
+def _gguf_config(get: Callable[..., Any]) -> dict[str, Any]:
+    """The files do not say that weights are normalised: they are in all models that there are."""
+    return gguf_config(get) | {
+        "num_experts": int(get("expert_count")),
+        "num_experts_per_tok": int(get("expert_used_count")),
+        "moe_intermediate_size": int(get("expert_feed_forward_length")),
+        "norm_topk_prob": True,
+    }
+
+
 FAMILY = Family(
     model_types=("qwen3_moe",),
     read_config=read_config,
     tensor_shapes=functools.partial(decoder_shapes, feed_forward=feed_forward_shapes),
     groups=decoder_groups,
     build=functools.partial(Decoder, shapes=feed_forward_shapes, feed_forward=read_feed_forward),
+    gguf=(GGUFForm("qwen3moe", _gguf_config, GGUF_LAYER | GGUF_QK_NORM | GGUF_EXPERTS, GGUF_TOP),),
 )
