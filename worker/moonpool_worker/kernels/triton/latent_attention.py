@@ -178,7 +178,8 @@ def latent_shape(rank: int, heads: int, dtype: torch.dtype) -> TileShape:
     if dtype == torch.float32:
         return TileShape(16, 16, 8, 1)
     if rank <= 256 or rows == 16:
-        return TileShape(min(rows, 32), 32, 8 if rank > 128 else 4, 2)
+        # As for other decodes: rows wait for the block table's entries.
+        return TileShape(min(rows, 32), 32, 8 if rank > 128 else 4, 5)
     # Hopper's products take 64 rows; before it more than 32 do not fit.
     return {80: TileShape(32, 32, 8, 2), 90: TileShape(min(rows, 64), 16 if rows > 32 else 32, 8, 2)}.get(
         architecture(), TileShape(min(rows, 64), 32, 8, 2)

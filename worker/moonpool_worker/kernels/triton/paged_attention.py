@@ -208,7 +208,8 @@ def decode_shape(dim: int, group: int, dtype: torch.dtype) -> TileShape:
     block_m = min(max(16, triton.next_power_of_2(group)), 64)
     if dtype == torch.float32:
         return TileShape(min(block_m, 32 if dim <= 64 else 16), 32, 8, 2)
-    return TileShape(block_m, 64 if dim <= 128 else 32, 4, 3, 128 if dim <= 64 else None)
+    # Keys wait for the block table's entries, which takes half of the stages; two blocks are on their way at a time.
+    return TileShape(block_m, 64 if dim <= 128 else 32, 4, 5, 224)
 
 
 def chunk_shape(dim: int, dtype: torch.dtype) -> TileShape:
