@@ -38,7 +38,7 @@ def can_fuse(parts: DecoderParts) -> bool:
 
 
 class FusedDecoder:
-    """See :class:`moonpool_worker.kernels.decoder.WholeDecoder`."""
+    """See :class:`moonpool_worker.kernels.decoder.WholeDecoder`. IndexError for tokens and positions out of range."""
 
     def __init__(self, lib: ctypes.CDLL, parts: DecoderParts) -> None:
         self._call, self._parts = lib.mp_decoder, parts
@@ -52,6 +52,8 @@ class FusedDecoder:
                 setattr(structure, name, ctypes.pointer(getattr(layer, name).matrix.structure))
             structure.cosines, structure.sines = map(self._wide, angles[layer.group])
             structure.group, structure.window = layer.group, layer.window or 0
+        self._positions = min(cos.shape[0] for cos, _ in angles)
+        self._known_tokens = parts.embedding.shape[0]
         head = parts.head
         assert isinstance(head, CpuLinear)
         self._vocabulary = head.matrix.rows
@@ -87,6 +89,10 @@ class FusedDecoder:
             ids.extend(chunk.token_ids)
             if chunk.wants_logits:
                 rows.append(len(ids) - 1)
+        if ids and not 0 <= min(ids) <= max(ids) < self._known_tokens:
+            raise IndexError(f"token ids are 0 to {self._known_tokens - 1}, got {min(ids)} to {max(ids)}")
+        if groups[0].end > self._positions:
+            raise IndexError(f"the model has {self._positions} positions, got {groups[0].end}")
         positions = groups[0].positions()
         logits = torch.empty(len(rows), self._vocabulary)
         step = structures.Step(

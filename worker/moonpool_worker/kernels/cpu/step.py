@@ -12,7 +12,11 @@ from moonpool_worker.kernels.cpu import structures
 
 
 class StepChunks:
-    """``address`` of the array of chunks; ``positions`` of all tokens, int32. Keep it while a call uses it."""
+    """``address`` of the array of chunks; keep this object while a call uses it.
+
+    ``end``: the highest position, plus one. IndexError when a block table does not cover its chunk: the library would
+    read past it.
+    """
 
     def __init__(self, chunks: Sequence[SequenceChunk], group: int, block_rows: int) -> None:
         self.count = len(chunks)
@@ -22,13 +26,16 @@ class StepChunks:
         row = 0
         for structure, chunk in zip(self._structures, chunks, strict=True):
             tokens, start = len(chunk.token_ids), chunk.start
-            table = array("i", chunk.tables[group][: -(-(start + tokens) // block_rows)])
+            needed = -(-(start + tokens) // block_rows)
+            table = array("i", chunk.tables[group][:needed])
+            if len(table) < needed:
+                raise IndexError(f"a block table of {len(table)} entries for {start + tokens} tokens")
             self._tables.append(table)
             structure.row, structure.count, structure.start = row, tokens, start
             structure.table = table.buffer_info()[0]
             runs.append(range(start, start + tokens))
             row += tokens
-        self.tokens = row
+        self.end = max((run.stop for run in runs), default=0)
         self._runs = runs
         self._block_rows = block_rows
         self._slots: tuple[np.ndarray, np.ndarray] | None = None
