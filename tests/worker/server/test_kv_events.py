@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -19,7 +18,7 @@ PAGE = 16
 
 @pytest.fixture
 def told(start_worker: StartWorker) -> Iterator[tuple[WorkerProcess, Subscriber]]:
-    """L1 has 92 blocks and L2 185: twelve prompts of 26 blocks are more than either holds."""
+    """L1 has 68 blocks and L2 90: six prompts of 26 blocks, six of them shared, are more than either holds."""
     live, replay = free_port(), free_port()
     config = {
         "enable_kv_cache_events": True,
@@ -28,10 +27,10 @@ def told(start_worker: StartWorker) -> Iterator[tuple[WorkerProcess, Subscriber]
         "replay_endpoint": f"tcp://*:{replay}",
         "topic": "kv@worker",
     }
-    flags = ["--kv-events-config", json.dumps(config), "--dtype", "float32", "--l1-size", "64Mi", "--l2-size", "128Mi"]
+    flags = ["--kv-events-config", json.dumps(config), "--dtype", "float32", "--l1-size", "48Mi", "--l2-size", "64Mi"]
     worker = start_worker(*flags)
     addresses = f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}"
-    subscriber = Subscriber(*addresses, "kv@worker", lose=frozenset({3, 4, 9}))
+    subscriber = Subscriber(*addresses, "kv@worker", lose=frozenset({3, 4, 7}))
     worker.wait_for("/ready")
     yield worker, subscriber
     subscriber.close()
@@ -66,17 +65,17 @@ def cached_blocks(client: httpx.Client) -> dict[str, int]:
 def test_a_subscriber_that_loses_messages_knows_what_every_tier_holds(told: tuple[WorkerProcess, Subscriber]) -> None:
     worker, subscriber = told
     with worker.client() as client:
-        for number in range(12):
+        for number in range(6):
             complete(client, prompt(number))
         subscriber.listen()
         assert subscriber.lost
         assert set(subscriber.lost) <= set(subscriber.replayed)
         assert {medium: len(blocks) for medium, blocks in subscriber.blocks.items()} == cached_blocks(client)
         assert {"computed", "copied", "capacity"} <= subscriber.reasons
-        assert set(documented_hashes(prompt(11), PAGE)) <= set(subscriber.blocks["GPU"])
+        assert set(documented_hashes(prompt(5), PAGE)) <= set(subscriber.blocks["GPU"])
 
         tiers = dict.fromkeys(("l1_tokens", "l2_tokens"), 0)
-        for number in (11, 3, 0, 7, 11):
+        for number in (5, 2, 3, 5):
             foreseen = expected(subscriber, prompt(number))
             assert complete(client, prompt(number)) == foreseen
             for tier in tiers:
@@ -96,17 +95,9 @@ def test_a_subscriber_that_loses_messages_knows_what_every_tier_holds(told: tupl
         assert subscriber.batches[-1] == [["AllBlocksCleared"]]
         assert cached_blocks(client) == {"GPU": 0, "CPU": 0}
 
-
-def test_events_of_a_worker_are_counted(told: tuple[WorkerProcess, Subscriber]) -> None:
-    worker, subscriber = told
-    with worker.client() as client:
-        complete(client, prompt(0))
-        subscriber.listen()
-        deadline = time.monotonic() + 5
-        while metric(client, 'kv_event_batches_total{state="published"}') < len(subscriber.batches):
-            assert time.monotonic() < deadline
+        assert metric(client, 'kv_event_batches_total{state="published"}') == len(subscriber.batches)
         assert metric(client, 'kv_event_batches_total{state="dropped"}') == 0
-        assert metric(client, "kv_event_replays_total") == bool(subscriber.replayed)
+        assert metric(client, "kv_event_replays_total") >= 1
 
 
 def metric(client: httpx.Client, name: str) -> float:

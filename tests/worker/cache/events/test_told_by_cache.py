@@ -27,7 +27,7 @@ def boundaries(pool: BlockPool, groups: int) -> set[bytes]:
 @pytest.mark.parametrize("groups", GROUPS, ids=lambda groups: "+".join(group.name for group in groups))
 def test_after_any_sequence_of_calls(groups: tuple[GroupGeometry, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     announced = 0
-    for seed in range(6):
+    for seed in range(3):
         told = Told()
         residency = Residency(told, len(groups), P)
 
@@ -37,7 +37,7 @@ def test_after_any_sequence_of_calls(groups: tuple[GroupGeometry, ...], monkeypa
         monkeypatch.setattr(groups_machine, "cache_of", with_events)
         chance = random.Random(seed)
         machine = GroupsMachine(groups, chance.randrange(4, 24), chance.choice((0, 6, 24)))
-        for _ in range(200):
+        for _ in range(120):
             machine.do(chance.choice(OPERATIONS), chance)
             machine.cache.poll()
             assert told.held["l1"] == boundaries(machine.cache._pool, len(groups))
@@ -45,4 +45,4 @@ def test_after_any_sequence_of_calls(groups: tuple[GroupGeometry, ...], monkeypa
             assert told.held["l2"] == (boundaries(host.index, len(groups)) if host else set())
             announced += residency.announced
         machine.finish()
-    assert announced > 200, "hardly anything was ever announced"
+    assert announced > 60, "hardly anything was ever announced"
