@@ -54,9 +54,11 @@ class Model(ApiModel):
 
 
 class Engine(ApiModel):
-    attention_backend: Literal["auto", "triton", "torch"] = "auto"
+    attention_backend: Literal["auto", "triton", "cpu", "torch"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    quantization: Literal["none"] = "none"
+    quantization: Literal["none", "int8"] = Field(
+        default="none", description="Of weights that the file holds unquantised; int8 rounds them, on CPUs."
+    )
     prefix_caching: bool = True
     prefix_granularity: int = Field(default=16, ge=1, le=1024)
     max_model_len: int | None = Field(default=None, ge=16)

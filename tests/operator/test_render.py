@@ -67,6 +67,7 @@ NEW_REVISION = {
     "model length": {"engine__maxModelLen": 1024},
     "batch tokens": {"engine__maxBatchTokens": 256},
     "running": {"engine__maxRunning": 4},
+    "quantization": {"engine__quantization": "int8"},
     "request stats": {"engine__logRequestStats": True},
     "extra arguments": {"engine__extraArgs": ["--x"]},
     "l1": {"cache__l1": {"size": "300Mi"}},

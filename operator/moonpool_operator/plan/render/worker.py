@@ -139,6 +139,8 @@ def _arguments(
             arguments += ["--prefetch-timeout-base", l3.prefetch.timeout_base]
         if l3.prefetch.timeout_per_page is not None:
             arguments += ["--prefetch-timeout-per-page", l3.prefetch.timeout_per_page]
+    if engine.quantization != "none":
+        arguments += ["--quantization", engine.quantization]
     if engine.log_request_stats:
         arguments.append("--log-request-stats")
     return arguments + engine.extra_args
