@@ -120,9 +120,10 @@ class Hybrid:
         self._head = kernels.linear(self._embedding if config.tied else reader.read(HEAD))
         self._table = None
         if config.rotary:
-            self._table = rope_table(
+            cos, sin = rope_table(
                 config.rotary, config.context_length, config.rope_theta, self.dtype, config.rope_scaling
             )
+            self._table = cos.to(self._embedding.device), sin.to(self._embedding.device)
 
     @property
     def weight_bytes(self) -> int:
