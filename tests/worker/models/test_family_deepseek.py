@@ -76,8 +76,15 @@ class TestDeepseekV3Halves(FamilyChecks):
 
 
 @pytest.mark.parametrize(
-    "change", [{"attention_bias": True}, {"moe_layer_freq": 2}, {"topk_method": "noaux_tc"}], ids=str
+    "change",
+    [
+        {"attention_bias": True},
+        {"moe_layer_freq": 2},
+        {"topk_method": "noaux_tc"},
+        {"quantization_config": {"quant_method": "fp8"}},
+    ],
+    ids=str,
 )
 def test_what_is_not_supported_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"bias|dense layers|noaux_tc"):
+    with pytest.raises(ValueError, match=r"bias|dense layers|noaux_tc|fp8"):
         read_config(DeepseekV2Config(**_SMALL).to_dict() | change)

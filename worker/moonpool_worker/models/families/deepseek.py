@@ -21,6 +21,7 @@ from moonpool_worker.models.family import Cache, Family
 from moonpool_worker.models.latent_attention import LatentAttention, LatentShape
 from moonpool_worker.models.mlp import GatedMLP, mlp_shapes
 from moonpool_worker.models.moe import Experts, MixtureOfExperts, expert_shapes
+from moonpool_worker.models.read_config import refuse_quantised
 from moonpool_worker.models.rope import Scaling, read_rope, rope_table, yarn_mscale
 from moonpool_worker.models.routing import Router, Routing
 from moonpool_worker.models.rows import last_rows, positions, token_ids
@@ -139,6 +140,7 @@ def groups(config: DeepseekConfig, dtype: str, granularity: int) -> tuple[GroupG
 
 
 def read_config(raw: Mapping[str, Any]) -> DeepseekConfig:
+    refuse_quantised(raw)
     if raw.get("attention_bias") or raw.get("mlp_bias"):
         raise ValueError("biases in attention or feed-forward layers")
     if raw.get("moe_layer_freq", 1) != 1:
