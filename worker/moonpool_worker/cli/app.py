@@ -51,6 +51,7 @@ def serve(
     podinfo: flags.Podinfo = None,
     dtype: flags.DType = flags.DTypeChoice.auto,
     attention_backend: flags.AttentionBackend = flags.BackendChoice.auto,
+    quantization: flags.Quantization = flags.QuantizationChoice.none,
     max_model_len: flags.MaxModelLen = None,
     max_batch_tokens: flags.MaxBatchTokens = 512,
     max_running: flags.MaxRunning = 32,
@@ -73,7 +74,8 @@ def serve(
     prefetch_timeout_per_page: flags.PrefetchTimeoutPerPage = None,
     prefetch_batch_pages: flags.PrefetchBatchPages = 128,
 ) -> None:
-    """Load MODEL and serve it: a .gguf file, a folder with config.json and safetensors, or [bold]smollm2[/bold]."""
+    """Load MODEL and serve it: a .gguf file, a folder with config.json and safetensors,
+    [bold]smollm2[/bold] or [bold]gemma3[/bold]."""
     from moonpool_worker.cache.store_tier.options import StoreOptions
     from moonpool_worker.cli.barriers import forbid_spinning
     from moonpool_worker.cli.serve import serve_until_stopped
@@ -90,6 +92,7 @@ def serve(
         isolation=isolation,
         dtype=dtype.value,
         attention_backend=attention_backend.value,
+        quantization=quantization.value,
         prefix_granularity=prefix_granularity,
         max_model_len=max_model_len,
         max_batch_tokens=max_batch_tokens,

@@ -23,8 +23,14 @@ class DTypeChoice(StrEnum):
 
 class BackendChoice(StrEnum):
     auto = "auto"
+    cpu = "cpu"
     torch = "torch"
     triton = "triton"
+
+
+class QuantizationChoice(StrEnum):
+    none = "none"
+    int8 = "int8"
 
 
 def quantity(flag: str, text: str) -> int:
@@ -69,7 +75,8 @@ def optional_duration(flag: str, text: str | None) -> float | None:
 
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A .gguf file, a folder with config.json and safetensors, or smollm2.")
+    str,
+    typer.Argument(metavar="MODEL", help="A .gguf file, a folder with config.json and safetensors, smollm2 or gemma3."),
 ]
 
 Host = Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=SERVING)]
@@ -100,7 +107,14 @@ Podinfo = Annotated[
 ]
 
 DType = Annotated[DTypeChoice, typer.Option(help="Of weights and KV.", rich_help_panel=ENGINE)]
-AttentionBackend = Annotated[BackendChoice, typer.Option(help="Kernels.", rich_help_panel=ENGINE)]
+AttentionBackend = Annotated[
+    BackendChoice,
+    typer.Option(help="Kernels: triton for GPUs, cpu for AVX-512, torch for all else.", rich_help_panel=ENGINE),
+]
+Quantization = Annotated[
+    QuantizationChoice,
+    typer.Option(help="Round weights that are not quantised in the file (backend cpu).", rich_help_panel=ENGINE),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(min=16, metavar="TOKENS", help="Prompt and answer; unset: the model's.", rich_help_panel=ENGINE),
