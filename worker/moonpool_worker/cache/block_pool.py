@@ -19,6 +19,13 @@ from moonpool_worker.cache.free_blocks import FreeBlocks
 from moonpool_worker.cache.free_runs import FreeRuns
 from moonpool_worker.cache.prefix_index import Clock, Node, PrefixIndex
 
+#: A page that was hit outlives one that never was by this part of the tier's pages; and links of so many times its
+#: pages are remembered. Measured, share of all prompt tokens hit with room for 1,000, 5,000 and 20,000 pages of 512:
+#: Mooncake's conversations 4.7, 13.0 and 30.8 %, where LRU has 4.6, 12.1 and 30.0; 4,000 requests of Claude Code
+#: (5,000 and 20,000) 68.5 and 94.3 %, LRU 69.1 and 94.3. A reward twice as large wins and loses twice as much.
+_REWARD = 2
+_MEMORY = 4
+
 
 class Tiling(Protocol):
     """How blocks lie in parents. ``packing[g]``: blocks of group ``g`` in a parent."""
@@ -49,7 +56,8 @@ class BlockPool:
         clock: Clock | None = None,
     ) -> None:
         self.usable_parents = parents
-        self.clock = clock or Clock()
+        pages = parents * tiling.packing[0]
+        self.clock = clock or Clock(reward=pages // _REWARD, memory=_MEMORY * pages)
         self.evictions = 0
         #: Nodes that came or went.
         self.changes = 0
@@ -194,18 +202,21 @@ class BlockPool:
 
     def remove(self, node: Node) -> None:
         """Take a node out of its index; its blocks are free when the last reference goes."""
-        if not node.resident:
-            return
-        if self._several:
-            for block in node.blocks:
-                parent = self._tiling.parent_of(node.group, block)
-                nodes = self._cached.get(parent)
-                if nodes is not None:
-                    nodes.discard(node)
-                    if not nodes:
-                        del self._cached[parent]
+        if node.resident:
+            self._leave(node)
+            self._indexes[node.group].remove(node)
+
+    def _leave(self, node: Node) -> None:
         self.changes += 1
-        self._indexes[node.group].remove(node)
+        if not self._several:
+            return
+        for block in node.blocks:
+            parent = self._tiling.parent_of(node.group, block)
+            nodes = self._cached.get(parent)
+            if nodes is not None:
+                nodes.discard(node)
+                if not nodes:
+                    del self._cached[parent]
 
     def touch(self, nodes: Sequence[Node]) -> None:
         """The nodes were used now, all at the same time."""
@@ -261,7 +272,8 @@ class BlockPool:
         if node.resident:
             self._on_evict(node)
             self.evictions += 1
-            self.remove(node)
+            self._leave(node)
+            self._indexes[node.group].forget(node)
 
     def _least_claim(self) -> tuple[int, int] | None:
         """The parent without pinned blocks whose best page is worth least: (that page's value, parent)."""

@@ -15,7 +15,7 @@ from moonpool_worker.cache.events.sink import CacheEventSink
 from moonpool_worker.cache.hash_chain import hash_chain
 from moonpool_worker.cache.host_layout import SLOT_ALIGNMENT
 from moonpool_worker.cache.host_tier import HostTier, RestoreReport
-from moonpool_worker.cache.prefix_index import Clock, Node
+from moonpool_worker.cache.prefix_index import Node
 from moonpool_worker.cache.prefix_match import Composition
 from moonpool_worker.cache.stats import CacheStats, GroupStats, snapshot
 from moonpool_worker.cache.store_tier.client import StoreState
@@ -51,7 +51,7 @@ class KVCache:
         self.prefix_caching = prefix_caching
         self._events = events
         self._stats = CacheStats()
-        self._device = DeviceTier(arena, self._leaves_l1, Clock())
+        self._device = DeviceTier(arena, self._leaves_l1)
         self._pool = self._device.pool
         self.composition = Composition(self._device.groups)
         self._host: HostTier | None = None

@@ -4,8 +4,9 @@ A node is one resident page of a group, found by its link of the hash chain. It 
 a *closed* group, when no resident node continues it: leaves first, so what stays is always a usable prefix. Among the
 candidates the one with the least *value* goes first. A value is when the node was used last, on a clock that counts
 the pages that came into the tier, and a *reward* on top for each time it was hit (up to a few): a page that was reused
-once stays until so many more pages have come than one that never was. This is LRU with virtual recency; as the
-values of all pages age together, yesterday's favourite goes too.
+once stays until so many more pages have come than one that never was. A page that was let go and is wanted again counts
+as reused, too: the index remembers more links than it has pages. This is LRU with virtual recency; as the values of all
+pages age together, yesterday's favourite goes too.
 
 Values only rise, so the candidates sit in a heap that is lazy: an entry that surfaces with an old value is pushed back
 with the new one, and one that is no candidate any more is dropped (it is pushed again when it becomes one). An
@@ -18,6 +19,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from moonpool_worker.cache.ghosts import Ghosts
 
 _serial = itertools.count()
 
@@ -65,11 +68,13 @@ class Node:
 
 @dataclass(slots=True)
 class Clock:
-    """One per tier, so that the values of its groups compare. ``reward``: ticks that a hit is worth, ``most`` hits."""
+    """One per tier, so that the values of its groups compare. ``reward``: ticks that a hit is worth, ``most`` hits at
+    most; ``memory``: links of pages that were let go, which each index remembers."""
 
     now: int = 0
     reward: int = 0
     most: int = 1
+    memory: int = 0
 
     def value(self, node: Node) -> int:
         return node.tick + self.reward * min(node.hits, self.most)
@@ -91,6 +96,7 @@ class PrefixIndex:
         self._nodes: dict[bytes, Node] = {}
         self._children: dict[bytes, set[Node]] = {}
         self._heap: list[tuple[int, int, int, Node]] = []
+        self._ghosts = Ghosts(self.clock.memory)
         self._unreferenced = 0
         self._on_release = on_release
 
@@ -134,6 +140,9 @@ class PrefixIndex:
         self.clock.now += 1
         node = Node(self.group, digest, parent, depth, blocks, self.clock.now)
         node.refs = refs
+        before = self._ghosts.recall(digest)
+        if before is not None:
+            node.hits = before + 1
         self._nodes[digest] = node
         if parent is not None and self.closed:
             self._children.setdefault(parent, set()).add(node)
@@ -170,6 +179,11 @@ class PrefixIndex:
         if node.refs == 0:
             self._unreferenced -= 1
             self._on_release(node)
+
+    def forget(self, node: Node) -> None:
+        """As :meth:`remove`, for want of room: when the page comes back, that is a reuse."""
+        self._ghosts.remember(node.digest, node.hits)
+        self.remove(node)
 
     def victim(self) -> Node | None:
         """The candidate of least value, or None. It stays until ``remove``."""

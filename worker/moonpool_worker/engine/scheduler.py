@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.engine.batch import SequenceChunk
-from moonpool_worker.engine.chunks import chunk_of
+from moonpool_worker.engine.chunks import chunk_of, states_of
 from moonpool_worker.engine.in_flight import InFlight
 from moonpool_worker.engine.request import Request, State
 
@@ -118,15 +118,19 @@ class Scheduler:
     def _decode(self) -> list[Request]:
         """Plan one token for everybody who needs just one; returns those who need more."""
         prompts = []
+        work, running, has_states = self._work, State.RUNNING, self._has_states
         for request in list(self.running):
             # An older request may have pushed this one out a moment ago.
-            if request.state is not State.RUNNING:
+            if request.state is not running:
                 continue
-            if request.pending > 1:
+            tokens, computed, allocation = request.token_ids, request.computed, request.allocation
+            assert allocation is not None
+            if len(tokens) > computed + 1:
                 prompts.append(request)
-            elif self._make_room(request, request.computed + 1):
-                self._work[request] = Work(request, chunk_of(request, 1, self._has_states))
-        return [request for request in prompts if request.state is State.RUNNING]
+            elif computed < allocation.room or self._make_room(request, computed + 1):
+                states = states_of(allocation, computed + 1) if has_states else ()
+                work[request] = Work(request, SequenceChunk(tokens[-1:], computed, allocation.tables, True, states))
+        return [request for request in prompts if request.state is running]
 
     def _make_room(self, request: Request, tokens: int, insist: bool = True) -> bool:
         """Room for the tokens up to ``tokens``; False when ``request`` itself had to go, or has to wait.
