@@ -111,6 +111,9 @@ class RunningMooncake:
     def signal(self, name: str, number: int) -> None:
         self.processes[name].send_signal(number)
 
+    def pid(self, name: str) -> int:
+        return self.processes[name].pid
+
     def kill(self, name: str) -> None:
         """SIGKILL ``master`` or ``store`` and reap it."""
         process = self.processes.pop(name)

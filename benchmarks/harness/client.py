@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -23,13 +23,15 @@ _WORDS = """
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds since sending; ``tokens`` is what the server counted."""
+    """Seconds since sending; ``tokens`` is what the server counted. ``tiers``: cached tokens by tier, of our own."""
 
     first_token: float
     last_token: float
     tokens: int
     prompt_tokens: int
     cached_tokens: int | None
+    text: str = ""
+    tiers: dict[str, int] = field(default_factory=dict)
 
 
 def words(count: int, seed: int) -> str:
@@ -38,8 +40,8 @@ def words(count: int, seed: int) -> str:
     return " ".join(source.choice(_WORDS) for _ in range(count))
 
 
-async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_tokens: int) -> Timing:
-    """One streamed completion. Raises RuntimeError for anything but a whole answer."""
+async def complete(client: httpx.AsyncClient, model: str, prompt: str | list[int], max_tokens: int) -> Timing:
+    """One streamed completion of a text or of token ids. Raises RuntimeError for anything but a whole answer."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -51,6 +53,7 @@ async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_token
     begin = time.perf_counter()
     first = last = 0.0
     usage: dict = {}
+    parts: list[str] = []
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code != 200:
             raise RuntimeError(f"HTTP {answer.status_code}: {(await answer.aread()).decode()[:300]}")
@@ -64,11 +67,18 @@ async def complete(client: httpx.AsyncClient, model: str, prompt: str, max_token
             if event.get("choices"):
                 # Only an event that brings a token counts; the closing one may bring none.
                 if event["choices"][0].get("text") or not first:
+                    parts.append(event["choices"][0].get("text") or "")
                     last = time.perf_counter() - begin
                 first = first or last
     details = usage.get("prompt_tokens_details") or {}
     return Timing(
-        first, last, usage.get("completion_tokens", 0), usage.get("prompt_tokens", 0), details.get("cached_tokens")
+        first,
+        last,
+        usage.get("completion_tokens", 0),
+        usage.get("prompt_tokens", 0),
+        details.get("cached_tokens"),
+        "".join(parts),
+        details.get("moonpool") or {},
     )
 
 
