@@ -81,6 +81,11 @@ class HostTier:
             raise ValueError(f"L2 of {size} bytes holds no block; {what} {need} bytes")
         self.nbytes = self.layout.parents * self.layout.parent_bytes
         self._memory = HostMemory(self.nbytes, fd)
+        if arena.device.type == "cuda":
+            # The device reads and writes pinned memory by itself; other memory it cannot reach at all.
+            from moonpool_worker.kernels.triton.block_copy import map_host
+
+            map_host(self._memory.flat)
         self._fields = [arena.fields(group.index) for group in self.groups]
         self.index = BlockPool(
             self.layout, [group.closed for group in self.groups], 0, self.layout.parents, on_evict, clock

@@ -26,7 +26,7 @@ _CALL_BYTES = 64 << 20
 #: Without a measured rate: base and per page of a fetch's deadline, in seconds.
 _BASE, _PER_PAGE = 0.5, 0.01
 #: With one: the base, in calls besides a part that a busy machine needs; and how much longer than expected is patience.
-_BUSY, _CALLS, _SLACK = 0.25, 20, 4
+_BUSY, _CALLS, _SLACK = 0.5, 20, 4
 
 
 class Fetches:
