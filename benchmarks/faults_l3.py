@@ -9,10 +9,10 @@ Then it is repaired, and the sixteen are asked until they are hits in L3 again (
 seconds until then).
 
 ``failed``: requests without a whole answer. ``wrong``: answers that differ from those of a worker without any cache
-(greedy, float32). ``worst_added_s``: the most that a request took longer under the fault than, among the same 32, on the
-worker without any cache, which computes everything at once; the least of two such rounds, because the machine has other
-work too. ``deadline_s``: the longest that the worker waits for L3. The plain keys are sums or worst cases over the
-faults; ``<fault>_<key>`` is each one's own.
+(greedy, float32). ``worst_added_s``: the most that a request took longer under the fault than, among the same 32, on
+the worker without any cache, which computes everything at once; the least of two such rounds, because the machine has
+other work too. ``deadline_s``: the longest that the worker waits for L3. The plain keys are sums or worst cases over
+the faults; ``<fault>_<key>`` is each one's own.
 """
 
 from __future__ import annotations

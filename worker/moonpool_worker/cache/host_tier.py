@@ -82,7 +82,7 @@ class HostTier:
         self.nbytes = self.layout.parents * self.layout.parent_bytes
         self._memory = HostMemory(self.nbytes, fd)
         if arena.device.type == "cuda":
-            # The device reads and writes pinned memory by itself; other memory it cannot reach at all.
+            # Only pinned memory is read and written by the device itself, beside its computing.
             from moonpool_worker.kernels.triton.block_copy import map_host
 
             map_host(self._memory.flat)
