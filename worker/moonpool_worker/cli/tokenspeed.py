@@ -201,7 +201,7 @@ TABLE: tuple[Row, ...] = (
         "--debug-force-retraction-interval=",
     ),
     *_refused("the device is found, kernels are chosen by --attention-backend", "--device="),
-    *_refused("KV and weights are quantized in no such way here", "--quantization=", "--quantization-param-path="),
+    *_refused("KV is not quantized", "--quantization-param-path="),
     *_refused(
         _MODEL, "--tokenizer=", "--skip-tokenizer-init", "--revision=", "--hf-overrides=", "--download-dir=",
         "--ext-yaml=", "--weight-loader-prefetch-num-threads=", "--disable-weight-loader-prefetch-checkpoints",
