@@ -5,8 +5,10 @@ step's tokens are just appended. L1 is full of other texts' blocks, so every new
 requests decode; when one ends, another takes its place with a prompt of which half is cached. A step is planning it and
 taking its results in (``schedule`` and ``computed``; ``next_execution_plan`` and ``advance``), with L2 and L3 off.
 
-``step_ms_p50``, ``step_ms_p99``: ours. ``ratio_tokenspeed``: its median step by ours, above 1 when ours is shorter; the
-two run in turns of ``--turn`` steps, so that a busy machine slows both.
+Times are of the thread's processor, so that a busy machine does not show as slow planning.
+
+``step_ms_p50``, ``step_ms_p99``: ours. ``ratio_tokenspeed``: its median step by ours, above 1 when ours is shorter;
+the two run in turns of ``--turn`` steps.
 
 ``uv run python -m benchmarks.scheduler_step``
 """
@@ -69,12 +71,13 @@ class Load:
 
 
 class Planner(Protocol):
-    running: int
+    @property
+    def running(self) -> int: ...
 
     def submit(self, prompt: list[int], answer: int) -> None: ...
 
     def step(self) -> float:
-        """Plan a step and take its results in; the seconds that took."""
+        """Plan a step and take its results in; the processor's seconds that took."""
         ...
 
 
