@@ -18,8 +18,8 @@ _HEAD = """# TokenSpeed's flags
 `moonpool-worker serve` takes TokenSpeed's command line (version 0.1.1): what has an equivalent here is translated, what
 is so anyway is taken, and everything else is refused with a sentence that names the flag. Nothing is ignored. Flags of
 the same name in both (`--host`, `--port`, `--dtype`, `--max-model-len`, `--prefix-granularity`, `--block-size`,
-`--attention-backend`, `--quantization`, `--weight-version`, `--kv-events-config`) are not in the table; values of theirs
-that are not possible here are refused too. An option that is given under both names is an error.
+`--attention-backend`, `--quantization`, `--weight-version`, `--kv-events-config`) are not in the table; values that are
+not possible here are refused too. An option that is given under both names is an error.
 
 | flag of TokenSpeed | here |
 | --- | --- |
