@@ -11,6 +11,10 @@ missing=()
 [ -e /usr/lib/x86_64-linux-gnu/libibverbs.so.1 ] || [ -e /usr/lib/aarch64-linux-gnu/libibverbs.so.1 ] || missing+=(libibverbs1)
 command -v openssl >/dev/null || missing+=(openssl)
 command -v uv >/dev/null || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+# The worker compiles its CPU kernels at its first start; without a compiler it computes with torch, several times slower.
+if [ "$(uname -m)" = x86_64 ] && ! command -v g++ >/dev/null; then
+  if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then missing+=(g++); else say "no g++: the worker will compute with torch"; fi
+fi
 if [ ${#missing[@]} -gt 0 ]; then
   if ! command -v apt-get >/dev/null || [ "$(id -u)" != 0 ]; then
     say "these Debian packages are needed: ${missing[*]}. Install them, then run this again."

@@ -16,6 +16,7 @@ TOOLS = {
     "mmdebstrap": "mmdebstrap",
     "busybox": "busybox-static",
     "gcc": "gcc",
+    "g++": "g++",
     "/usr/include/stdlib.h": "libc6-dev",
     "readelf": "binutils",
 }

@@ -47,6 +47,7 @@ class Settings:
     isolation: str = ""
     dtype: str = "auto"
     attention_backend: str = "auto"
+    quantization: str = "none"
     prefix_granularity: int = 16
     max_model_len: int | None = None
     max_batch_tokens: int = 512
@@ -79,6 +80,11 @@ class Settings:
             raise SettingsError(
                 f"--max-batch-tokens {self.max_batch_tokens} is less than --prefix-granularity "
                 f"{self.prefix_granularity}: a step must hold a page"
+            )
+        if self.quantization != "none" and (self.dtype == "float32" or self.attention_backend in ("torch", "triton")):
+            raise SettingsError(
+                f"--quantization {self.quantization} is for bfloat16 on the backend cpu: "
+                "drop it, or --dtype and --attention-backend"
             )
         if self.l3_master and ":" not in self.l3_master:
             raise SettingsError(f"--l3-master {self.l3_master!r} has no port: write HOST:PORT")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from moonpool_worker.kernels.cpu import build, library
 from moonpool_worker.kernels.interface import BackendError, select_backend
+from moonpool_worker.settings import Settings, SettingsError
 
 from tests.worker.kernels.cpu_case import cpu_kernels
 
@@ -63,3 +64,10 @@ def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def _cached() -> list[Path]:
     return sorted((Path.home() / ".cache" / "moonpool" / "kernels").glob("*.so"))
+
+
+def test_only_the_cpu_backend_quantises() -> None:
+    with pytest.raises(BackendError, match="torch does not quantise"):
+        select_backend("torch", "int8")
+    with pytest.raises(SettingsError, match="drop it, or"):
+        Settings(model="m", quantization="int8", dtype="float32").check()

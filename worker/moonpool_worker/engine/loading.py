@@ -19,6 +19,7 @@ from moonpool_worker.cache.kv_cache import KVCache
 from moonpool_worker.engine import memory_limit
 from moonpool_worker.engine.memory_limit import HostMemory, container_limit
 from moonpool_worker.kernels.interface import BackendError, select_backend
+from moonpool_worker.kernels.threads import usable_cpus
 from moonpool_worker.models.config import ModelConfig
 from moonpool_worker.models.dtype import dtype_name, resolve_dtype
 from moonpool_worker.models.registry import geometry as model_geometry
@@ -56,9 +57,10 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     progress("reading the checkpoint", 0, 0)
     checkpoint = open_checkpoint(settings.model)
     try:
-        kernels = select_backend(settings.attention_backend)
+        kernels = select_backend(settings.attention_backend, settings.quantization)
     except BackendError as failure:
         raise SettingsError(str(failure)) from failure
+    _log.info("kernels", backend=kernels.name, threads=usable_cpus())
     config = checkpoint.config
     limit = container_limit()
     try:
@@ -93,6 +95,7 @@ def load(settings: Settings, progress: Progress) -> Loaded:
         weights_digest=digest,
         weight_version=settings.weight_version,
         dtype=dtype_name(model.dtype),
+        quantization=settings.quantization,
         attention_backend=kernels.name,
         rope=RopeInputs(theta=config.rope_theta, scaling=config.rope_scaling),
         geometry=geometry,

@@ -166,25 +166,19 @@ class BackendError(ValueError):
     """The backend that was asked for cannot run here; the message says what can."""
 
 
-def select_backend(name: str) -> Kernels:
+def select_backend(name: str, quantization: str = "none") -> Kernels:
     """``triton``, for GPUs, ``cpu``, for CPUs with AVX-512 and bfloat16, or ``torch``, for all CPUs; ``auto`` takes the
     first that can run here.
 
-    TRITON_INTERPRET=1 lets ``triton`` run without a GPU, for tests. Raises BackendError for one that is not here.
+    ``quantization``: ``int8`` rounds dense weights, on the backend cpu. TRITON_INTERPRET=1 lets ``triton`` run without
+    a GPU, for tests. Raises BackendError for one that is not here.
     """
-    if name == "auto" and torch.cuda.is_available():
-        name = "triton"
-    if name in ("auto", "cpu"):
-        from moonpool_worker.kernels.cpu.backend import CpuKernels
-        from moonpool_worker.kernels.cpu.library import Unavailable
-
-        try:
-            return CpuKernels()
-        except Unavailable as reason:
-            if name == "cpu":
-                raise BackendError(f"attention backend cpu cannot run here: {reason}; use auto or torch") from reason
-            _log.warning("the torch backend computes, which is slower", reason=str(reason))
-            name = "torch"
+    if name == "auto":
+        name = "triton" if torch.cuda.is_available() else _fastest_for_cpus()
+    if name == "cpu":
+        return _cpu(quantization)
+    if quantization != "none":
+        raise BackendError(f"attention backend {name} does not quantise weights; use --quantization none")
     if name == "torch":
         from moonpool_worker.kernels.torch_backend import TorchKernels
 
@@ -198,3 +192,24 @@ def select_backend(name: str) -> Kernels:
 
         return TritonKernels()
     raise BackendError(f"there is no attention backend {name!r}; use auto, cpu, torch or triton")
+
+
+def _cpu(quantization: str) -> Kernels:
+    from moonpool_worker.kernels.cpu.backend import CpuKernels
+    from moonpool_worker.kernels.cpu.library import Unavailable
+
+    try:
+        return CpuKernels(int8=quantization == "int8")
+    except Unavailable as reason:
+        raise BackendError(f"attention backend cpu cannot run here: {reason}; use auto or torch") from reason
+
+
+def _fastest_for_cpus() -> str:
+    from moonpool_worker.kernels.cpu.library import Unavailable, library
+
+    try:
+        library()
+    except Unavailable as reason:
+        _log.warning("the torch backend computes; cpu would be faster", reason=str(reason))
+        return "torch"
+    return "cpu"

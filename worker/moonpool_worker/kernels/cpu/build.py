@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).with_name("native")
+#: Where an image has the library, so that it needs no compiler.
+BESIDE = Path(__file__).with_name("kernels.so")
 COMPILER = "g++"
 _INSTRUCTIONS = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
 #: No contraction: a sum that is written in two places must be rounded in the same way in both.

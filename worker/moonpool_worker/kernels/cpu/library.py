@@ -9,10 +9,10 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from moonpool_worker.kernels.cpu import structures
-from moonpool_worker.kernels.cpu.build import BuildFailed, compile_library, source_digest
+from moonpool_worker.kernels.cpu.build import BESIDE, BuildFailed, compile_library, source_digest
 from moonpool_worker.kernels.threads import usable_cpus
 
-#: A library that was compiled before: what a container image has.
+#: The path of a library that was compiled before.
 VARIABLE = "MOONPOOL_KERNELS"
 _NEEDED = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 
@@ -50,6 +50,8 @@ def _find() -> Path:
     prebuilt = os.environ.get(VARIABLE)
     if prebuilt:
         return Path(prebuilt)
+    if BESIDE.exists():
+        return BESIDE
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moonpool" / "kernels"
     path = cache / f"kernels-{source_digest()}.so"
     if not path.exists():
