@@ -107,10 +107,9 @@ class DeepseekModel:
         self._norm = reader.read(_NORM)
         self._layers = [_Layer(config, reader, kernels, number) for number in range(config.layers)]
         self._head = kernels.linear(self._embedding if config.tied else reader.read(_HEAD))
-        rope = config.attention.rope
-        self._cos, self._sin = rope_table(
-            rope, config.context_length, config.rope_theta, self.dtype, config.rope_scaling
-        )
+        rotated = config.attention.rope
+        cos, sin = rope_table(rotated, config.context_length, config.rope_theta, self.dtype, config.rope_scaling)
+        self._cos, self._sin = cos.to(self._embedding.device), sin.to(self._embedding.device)
 
     @property
     def weight_bytes(self) -> int:
