@@ -73,6 +73,7 @@ CASES: dict[str, Callable[[], object]] = {
     "gpt-oss": lambda: attention(64, 8, 64, window=128, sinks=True),
     "gemma-3-27b": lambda: attention(32, 16, 128, window=1024),
     "gemma-3-270m": lambda: attention(4, 1, 256),
+    "gemma-3-270m, its windows": lambda: attention(4, 1, 256, window=512),
     "phi-2, 80 dimensions": lambda: attention(32, 32, 80),
     "192 dimensions": lambda: attention(16, 16, 192),
     "falcon-7b, one KV head": lambda: attention(71, 1, 64),

@@ -217,7 +217,7 @@ def chunk_shape(dim: int, dtype: torch.dtype) -> TileShape:
     if dtype == torch.float32:
         return TileShape(32 if dim <= 64 else 16, 32, 8, 2)
     if dim > 128:
-        return TileShape(64, 32, 8, 2)
+        return TileShape(64, 32, 8, 2, 255)
     if dim <= 64:
         return TileShape(128, 64 if architecture() >= 90 else 32, 8, 3, 168)
     # Before Hopper the left operand of a product stands in registers too.
