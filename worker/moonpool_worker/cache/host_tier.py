@@ -29,6 +29,9 @@ from moonpool_worker.cache.store_tier.keys import store_key
 
 #: A batch is checked and copied while it is in the processor's cache: 8 pages of a small model are 3 MB.
 _COPY_AT_ONCE = 8
+#: Torch copies strided bytes a third faster as words; fields begin and end at multiples of 64 bytes in both tiers.
+_WORD = torch.int64
+_ALIGNED = 64
 
 
 class Page(NamedTuple):
@@ -249,11 +252,11 @@ class HostTier:
 
     def _copy_down(self, group: int, pages: Sequence[tuple[int, ...]], slots: Sequence[int]) -> None:
         for host, device in self._pairs(group, pages, slots):
-            host.copy_(device)
+            host.view(_WORD).copy_(device.view(_WORD))
 
     def _copy_up(self, group: int, slots: Sequence[int], pages: Sequence[tuple[int, ...]]) -> None:
         for host, device in self._pairs(group, pages, slots):
-            device.copy_(host)
+            device.view(_WORD).copy_(host.view(_WORD))
 
     def _pairs(self, group: int, pages: Sequence[tuple[int, ...]], slots: Sequence[int]) -> Iterator[_Pair]:
         """Parts of slots and arena that belong together, as large as neighbours on both sides allow."""
@@ -266,7 +269,7 @@ class HostTier:
                 yield from self._blocks(group, slots[start], pages[start])
                 start += 1
                 continue
-            step = max(1, offsets[start + 1] - offsets[start]) if start + 1 < len(slots) else 1
+            step = max(_ALIGNED, offsets[start + 1] - offsets[start]) if start + 1 < len(slots) else _ALIGNED
             stop = start + 1
             while (
                 stop < len(slots)
