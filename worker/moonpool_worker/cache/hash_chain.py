@@ -6,7 +6,7 @@ Framing, all integers little-endian::
     link_i = SHA-256(link_{i-1} | P token ids as u32)          link_{-1} = root
 
 Equal links mean equal text from the first token on, equal granularity and equal salt. The salt holds every extra key
-of a request (cache salt, adapter, digests of images). L1, L2 and L3 use the same 32 bytes.
+of a request (cache salt, adapter, digests of images), framed by :mod:`extra_keys`. L1, L2 and L3 use the same 32 bytes.
 """
 
 from __future__ import annotations

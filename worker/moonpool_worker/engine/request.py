@@ -62,8 +62,8 @@ class Request:
     """``token_ids`` are the prompt and what was generated; the first ``computed`` of them have their KV in L1.
 
     ``index`` tells the choices of one API call apart. ``max_tokens`` counts generated tokens. A token of ``stop_ids``
-    ends the sequence. ``salt`` is an extra key of the hash chain. ``l3_reason``: how its look into L3 ended, or why
-    there was none.
+    ends the sequence. ``salt`` holds the extra keys of the hash chain. ``l3_reason``: how its look into L3 ended, or
+    why there was none.
     """
 
     id: str

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from moonpool_worker.cache.extra_keys import frame_keys
 from moonpool_worker.engine.loading import Loaded
 from moonpool_worker.engine.request import Output
 from moonpool_worker.sampling.params import SamplingParams
@@ -105,7 +106,7 @@ def _wishes(body: SamplingBody, max_tokens: int | None, logprobs: int | None) ->
         n=body.choices,
         stops=tuple(body.stop or ()),
         ignore_eos=bool(body.ignore_eos),
-        salt=(body.cache_salt or "").encode(),
+        salt=frame_keys([("cache_salt", (body.cache_salt or "").encode())]),
     )
 
 

@@ -15,6 +15,7 @@ from moonpool_worker.cache.events.config import EventsConfig, parse_events_confi
 from moonpool_worker.cache.events.publisher import EventPublisher, EventsError
 from moonpool_worker.cache.events.residency import Residency
 from moonpool_worker.cache.events.wire import Cleared, Removed, Stored, encode_batch
+from moonpool_worker.cache.extra_keys import frame_keys
 from moonpool_worker.cache.hash_chain import hash_chain
 
 from .subscriber import END, Subscriber, documented_hashes
@@ -123,7 +124,7 @@ def test_old_subscribers_read_the_fields_they_know() -> None:
 
 def test_maps_for_subscribers_of_newer_vllm() -> None:
     links, tokens = pages(2)
-    stored = Stored("l2", links, None, tokens, PAGE, b"tenant", "copied")
+    stored = Stored("l2", links, None, tokens, PAGE, frame_keys([("cache_salt", b"tenant")]), "copied")
     _, (event, removed), _ = msgspec.msgpack.decode(encode_batch(0, [stored, Removed("l1", links, "flush")], 0, "map"))
     assert event == {
         "type": "BlockStored",

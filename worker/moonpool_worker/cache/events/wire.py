@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from moonpool_worker.cache.events.sink import Tier
+from moonpool_worker.cache.extra_keys import read_keys
 
 #: How vLLM and smg call the tiers.
 MEDIUM: dict[Tier, str] = {"l1": "GPU", "l2": "CPU"}
@@ -95,7 +96,8 @@ def _extra_keys(event: Stored) -> list[list[str] | None] | None:
     """As vLLM: the salt belongs to the first block of a text, and its continuations inherit it."""
     if not event.salt or event.parent is not None:
         return None
-    return [[event.salt.decode(errors="backslashreplace")], *[None] * (len(event.links) - 1)]
+    keys = [value.decode(errors="backslashreplace") for _, value in read_keys(event.salt)]
+    return [keys, *[None] * (len(event.links) - 1)]
 
 
 def _tag(event: Event) -> str:
