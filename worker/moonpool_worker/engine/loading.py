@@ -70,7 +70,8 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     l1_bytes = _l1_bytes(settings, geometry)
     l2_bytes = _l2_bytes(settings, l1_bytes)
     # Before the weights are read: what cannot fit without them is refused at once.
-    HostMemory(0, l1_bytes, l2_bytes).check(limit)
+    on_host = kernels.device.type == "cpu"
+    HostMemory(0, l1_bytes if on_host else 0, l2_bytes).check(limit)
     if settings.max_model_len is not None and settings.max_model_len > config.context_length:
         raise SettingsError(
             f"--max-model-len {settings.max_model_len} is more than the model's context of {config.context_length}"
@@ -83,7 +84,7 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     tokenizer = checkpoint.tokenizer()
     checkpoint.close()
     progress("setting up the cache", 0, 0)
-    HostMemory(model.weight_bytes, l1_bytes, l2_bytes).check(limit)
+    HostMemory(model.weight_bytes if on_host else 0, l1_bytes if on_host else 0, l2_bytes).check(limit)
     parents = DeviceArena.parents_in(geometry, l1_bytes)
     if parents < 2:
         raise SettingsError(
@@ -102,7 +103,7 @@ def load(settings: Settings, progress: Progress) -> Loaded:
         isolation=settings.isolation,
     )
     namespace = namespace_hash(inputs)
-    arena = DeviceArena(geometry, parents)
+    arena = DeviceArena(geometry, parents, kernels.device)
     store = settings.store if settings.uses_store else None
     if store is not None and settings.pod.ip:
         store = dataclasses.replace(store, hostname=settings.pod.ip)

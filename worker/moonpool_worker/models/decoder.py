@@ -195,7 +195,8 @@ class Decoder:
         ]
         self._head = kernels.linear(_head(config, reader, self._embedding))
         self._whole = self._as_one_call(groups)
-        self._tables = [] if self._whole else _tables(config, reader.dtype)
+        tables = [] if self._whole else _tables(config, reader.dtype)
+        self._tables = [(cos.to(reader.device), sin.to(reader.device)) for cos, sin in tables]
 
     @property
     def weight_bytes(self) -> int:

@@ -74,3 +74,5 @@ class Family:
     groups: Callable[[Any, str, int], tuple[GroupGeometry, ...]]
     build: Callable[[Any, TensorReader, Kernels], Model]
     gguf: tuple[GGUFForm, ...] = field(default=())
+    #: Tensors of published checkpoints that serving does not need, by name (a head that predicts several tokens).
+    unused: Callable[[Any, str], bool] = lambda config, name: False

@@ -55,5 +55,13 @@ def load_model(checkpoint: Checkpoint, dtype: str, kernels: Kernels, progress: P
     family = family_of(config)
     wanted = resolve_dtype(dtype)
     formats = kernels.formats if wanted == torch.bfloat16 else frozenset()
-    with TensorReader(checkpoint, family.tensor_shapes(config), wanted, progress, formats) as reader:
+    with TensorReader(
+        checkpoint,
+        family.tensor_shapes(config),
+        wanted,
+        progress,
+        formats,
+        kernels.device,
+        lambda name: family.unused(config, name),
+    ) as reader:
         return family.build(config, reader, kernels)

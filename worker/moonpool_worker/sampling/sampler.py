@@ -38,8 +38,11 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], states: Sequence[SamplerState]
     ) -> list[SampledToken]:
-        """One token for each row of ``logits``, float32 [rows, vocab]."""
+        """One token for each row of ``logits``, float32 [rows, vocab] on any device."""
         tokens = logits.argmax(dim=-1).tolist()
+        if any(not wanted.greedy or wanted.logprobs is not None for wanted in params):
+            # The sources of chance are the host's: the same seed gives the same tokens on every machine.
+            logits = logits.cpu()
         for row, (wanted, state) in enumerate(zip(params, states, strict=True)):
             if not wanted.greedy:
                 tokens[row] = _draw(logits[row], wanted, state.generator)

@@ -34,9 +34,11 @@ class TensorReader:
         dtype: torch.dtype,
         progress: Progress | None = None,
         formats: Collection[str] = (),
+        device: torch.device | str = "cpu",
+        unused: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        _check(checkpoint, shapes)
-        self.dtype = dtype
+        _check(checkpoint, shapes, unused)
+        self.dtype, self.device = dtype, torch.device(device)
         self._formats = formats
         self._checkpoint, self._shapes, self._progress = checkpoint, shapes, progress
         self._total = sum(checkpoint.size(name) for name in shapes)
@@ -55,7 +57,8 @@ class TensorReader:
         ``dtype`` where a tensor needs more precision than the model has.
         """
         shapes = [self._shapes[name] for name in names]
-        stacked = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=dtype or self.dtype)
+        size = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        stacked = torch.empty(size, dtype=dtype or self.dtype, device=self.device)
         parts = stacked.split([shape[0] for shape in shapes])
         list(self._pool.map(self._fill, names, parts))
         self._count(names)
@@ -87,12 +90,13 @@ class TensorReader:
             target[first : first + rows.shape[0]].copy_(rows)
 
 
-def _check(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], unused: Callable[[str], bool]) -> None:
     missing = sorted(shapes.keys() - set(checkpoint.names()))
     if missing:
         raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors, {missing[0]} among them")
     # A bias or a RoPE table that the family knows nothing of means another model under a known name.
-    surplus = sorted(set(checkpoint.names()) - shapes.keys() - {_TIED_HEAD} - _derived(checkpoint))
+    known = shapes.keys() | {_TIED_HEAD} | _derived(checkpoint)
+    surplus = sorted(name for name in checkpoint.names() if name not in known and not unused(name))
     if surplus:
         raise ModelLoadError(
             f"the checkpoint has {len(surplus)} tensors that are not supported, {surplus[0]} among them"

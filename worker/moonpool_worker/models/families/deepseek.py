@@ -212,10 +212,12 @@ def _sigmoid_routing(raw: Mapping[str, Any]) -> Routing:
     )
 
 
+#: Published checkpoints hold one layer more, which predicts a second token (MTP).
 FAMILY = Family(
     model_types=("deepseek_v2", "deepseek_v3"),
     read_config=read_config,
     tensor_shapes=tensor_shapes,
     groups=groups,
     build=DeepseekModel,
+    unused=lambda config, name: name.startswith(f"model.layers.{config.layers}."),
 )

@@ -107,9 +107,10 @@ class LlamaModel:
         tied = (reader.quantised(_EMBEDDING) or self.embedding) if config.tied else None
         self.head = kernels.linear(reader.matrix(_HEAD) if tied is None else tied)
         self._whole = self._as_one_call()
-        self._cos, self._sin = rope_table(
+        cos, sin = rope_table(
             config.head_dim, config.context_length, config.rope_theta, self.dtype, config.rope_scaling
         )
+        self._cos, self._sin = cos.to(self.embedding.device), sin.to(self.embedding.device)
 
     @property
     def weight_bytes(self) -> int:

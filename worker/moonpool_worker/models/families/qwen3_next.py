@@ -165,10 +165,12 @@ def _sparse(raw: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(number not in dense and (number + 1) % every == 0 for number in range(layers))
 
 
+#: Published checkpoints hold a head that predicts a second token (MTP).
 FAMILY = Family(
     model_types=("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     read_config=read_config,
     tensor_shapes=tensor_shapes,
     groups=groups,
     build=build,
+    unused=lambda config, name: name.startswith("mtp."),
 )
