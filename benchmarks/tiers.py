@@ -6,13 +6,14 @@
 has computed, and of the same one from L1, from L2 (L1 flushed) and from L3 (L1 and L2 flushed); ``ttft_after_crash_s``
 of a worker whose engine was killed with SIGKILL and started again (L2 is kept), ``ttft_after_pod_loss_s`` of a fresh
 worker (L3). All are medians over the prompts; ``tokens_*`` are the prompt tokens that came from the tier, summed over
-them, of ``tokens_wanted`` that could have.
+them, of ``tokens_wanted`` that could have (each prompt is read five times from L2 and from L3).
 
-Bytes per second, each the best of the run: ``l2_read_gbs`` and ``l2_write_gbs`` as the worker counts its copies between
-L1 and L2 (checks included) beside ``copy_gbs``, one ``copy_`` of the same bytes between two touched tensors in this
-process; ``l3_read_gbs`` from the beginning of a fetch until its last block is checked and in L2, beside
-``bare_get_gbs``, Mooncake's own ``batch_get_into`` of the same objects in a client of its own. ``ratio_l2_copy`` and
-``ratio_l3_get`` are ours over theirs.
+Bytes per second, each the best of the run, in memory that was touched before: ``l2_read_gbs`` and ``l2_write_gbs`` as
+the worker counts its copies between L1 and L2 (checks included) beside ``copy_gbs``, one ``copy_`` of the same bytes
+between two tensors in this process; ``l3_read_gbs`` from the beginning of a fetch until its last block is checked and
+in L2, beside ``bare_get_gbs``, Mooncake's own ``batch_get_into`` of the same objects in a client of its own.
+``ratio_l2_copy`` and ``ratio_l3_get`` are ours over theirs. A read from L3 keeps three processes busy at once: beside
+other work on two cores its rate is that of the other work.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from benchmarks.harness.servers.process import Server
 from tests.mooncake_fixture import MiB, RunningMooncake, running_mooncake
 
 TOKENS = 2000
+#: Of the reads of a prompt from L2 and from L3: they are short, and any can be held up.
+REPEATS = 5
 TENANT = "bench"
 #: Room for all prompts in every tier.
 STORE = 1024 * MiB
@@ -103,13 +106,14 @@ def measure(prompts: int, mooncake: RunningMooncake, report: Report) -> None:
         admin = Admin(server)
         admin.wait_for_store()
         warm_up(server)
+        touch_everything(server, admin)
         for tokens in texts:
             writes.look(admin.stats())
             figures.add("cold", "l1", ask(server, tokens))
             writes.look(admin.stats())
             admin.wait_until_written()
             figures.add("l1", "l1", ask(server, tokens))
-            for _ in range(2):
+            for _ in range(REPEATS):
                 admin.flush("l1")
                 reads.look(admin.stats())
                 figures.add("l2", "l2", ask(server, tokens))
@@ -140,6 +144,16 @@ def measure(prompts: int, mooncake: RunningMooncake, report: Report) -> None:
 
 def warm_up(server: Server) -> None:
     ask(server, prompt(seed=1))
+
+
+def touch_everything(server: Server, admin: Admin) -> None:
+    """Go once through L1 and L2: the kernel's zeroing of new memory is no part of a tier's speed."""
+    admin.wait_until_written()
+    stats = admin.stats()
+    rounds = stats["l2_slots"] // max(1, stats["l2_cached_blocks"]) + 1
+    for _ in range(rounds):
+        admin.flush("l1", "l2")
+        warm_up(server)
 
 
 def compare_copy(reads: Speed, writes: Speed, report: Report) -> None:
