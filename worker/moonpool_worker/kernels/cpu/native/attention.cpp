@@ -105,16 +105,17 @@ inline void multiply(const bf16 *x, int64_t x_stride, const bf16 *strip, int pai
         low[r] = Add ? _mm512_load_ps(y + r * y_stride) : _mm512_setzero_ps();
         high[r] = Add ? _mm512_load_ps(y + r * y_stride + 16) : _mm512_setzero_ps();
     }
-#pragma GCC unroll 2
-    for (int pair = 0; pair < pairs; ++pair) {
-        const __m512bh left = (__m512bh)_mm512_load_si512(strip + 64 * pair);
-        const __m512bh right = (__m512bh)_mm512_load_si512(strip + 64 * pair + 32);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-            const __m512bh both = pair_everywhere(x + r * x_stride + 2 * pair);
-            low[r] = _mm512_dpbf16_ps(low[r], left, both);
-            high[r] = _mm512_dpbf16_ps(high[r], right, both);
-        }
+    PairsOfRows rows(x, x_stride);
+    int pair = 0;
+    for (; pair + 4 <= pairs; pair += 4, strip += 4 * 64, rows.advance(8)) {
+        unrolled<4>([&]<int Next>() __attribute__((always_inline)) {
+            rows.template multiply<Next>((__m512bh)_mm512_load_si512(strip + 64 * Next), low);
+            rows.template multiply<Next>((__m512bh)_mm512_load_si512(strip + 64 * Next + 32), high);
+        });
+    }
+    for (; pair < pairs; ++pair, strip += 64, rows.advance(2)) {
+        rows.template multiply<0>((__m512bh)_mm512_load_si512(strip), low);
+        rows.template multiply<0>((__m512bh)_mm512_load_si512(strip + 32), high);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {

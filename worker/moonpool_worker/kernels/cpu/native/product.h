@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "pool.h"
+#include "rows_of_x.h"
 #include "scratch.h"
 #include "weights.h"
 
@@ -42,16 +43,14 @@ inline void panel_product(const uint8_t *panel, int blocks, const bf16 *x, int64
     const uint8_t *codes = panel + scale_area<Format>(blocks);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
-    for (int block = 0; block < blocks; ++block, codes += Format::kCodeBytes) {
+    PairsOfRows rows(x, stride);
+    for (int block = 0; block < blocks; ++block, codes += Format::kCodeBytes, rows.advance(kBlock)) {
         for (int line = 0; line < Format::kCodeBytes; line += 64) _mm_prefetch(codes + kAhead + line, _MM_HINT_T0);
         __m512 part[R];
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) part[r] = _mm512_setzero_ps();
-        const bf16 *column = x + static_cast<int64_t>(block) * kBlock;
-        expander.block(codes, [&](int pair, __m512bh weights) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-                part[r] = _mm512_dpbf16_ps(part[r], weights, pair_everywhere(column + r * stride + 2 * pair));
+        unrolled<kPairs>([&]<int Pair>() __attribute__((always_inline)) {
+            rows.template multiply<Pair>(expander.template vector<Pair>(codes), part);
         });
         if constexpr (Format::kScaled) {
             const __m512 scale = scales<Format>(panel, block);

@@ -35,16 +35,10 @@ struct Nibble {
                                          0x4130, 0x4120, 0x4110, 0x4100, 0x40e0, 0x40c0, 0x40a0, 0x4080, 0x4040, 0x4000,
                                          0x3f80, 0x0000);
 
-        /// Calls use(p, vector p) for the 16 vectors of a block.
-        template <class Use> inline __attribute__((always_inline)) void block(const uint8_t *codes, Use use) const {
-#pragma GCC unroll 4
-            for (int quarter = 0; quarter < 4; ++quarter) {
-                const __m512i four = _mm512_load_si512(codes + 64 * quarter);
-                use(4 * quarter + 0, (__m512bh)_mm512_permutexvar_epi16(four, table));
-                use(4 * quarter + 1, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(four, 4), table));
-                use(4 * quarter + 2, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(four, 8), table));
-                use(4 * quarter + 3, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(four, 12), table));
-            }
+        /// Columns 2 Pair and 2 Pair + 1 of a block, of all rows.
+        template <int Pair> inline __attribute__((always_inline)) __m512bh vector(const uint8_t *codes) const {
+            const __m512i four = _mm512_load_si512(codes + 64 * (Pair / 4));
+            return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(four, 4 * (Pair % 4)), table);
         }
     };
 };
@@ -55,21 +49,13 @@ struct Byte {
     static constexpr int kScaleBytes = 32, kCodeBytes = 512;
 
     struct Expander {
-        template <class Use> inline __attribute__((always_inline)) void block(const uint8_t *codes, Use use) const {
-#pragma GCC unroll 8
-            for (int eighth = 0; eighth < 8; ++eighth) {
-                // 64 bytes: for two vectors, columns 2p of all rows, then columns 2p + 1.
-                const __m128i *part = reinterpret_cast<const __m128i *>(codes + 64 * eighth);
-#pragma GCC unroll 2
-                for (int second = 0; second < 2; ++second) {
-                    const __m512 even = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part[2 * second]));
-                    const __m512 odd = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part[2 * second + 1]));
-                    // Small integers are exact in bfloat16: cutting off the lower halves rounds nothing.
-                    const __m512i both = _mm512_mask_blend_epi16(
-                        0xaaaaaaaa, _mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
-                    use(2 * eighth + second, (__m512bh)both);
-                }
-            }
+        template <int Pair> inline __attribute__((always_inline)) __m512bh vector(const uint8_t *codes) const {
+            const __m128i *part = reinterpret_cast<const __m128i *>(codes + 32 * Pair);
+            const __m512 even = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part[0]));
+            const __m512 odd = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part[1]));
+            // Small integers are exact in bfloat16: cutting off the lower halves rounds nothing.
+            return (__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                                                     _mm512_castps_si512(odd));
         }
     };
 };
@@ -80,9 +66,8 @@ struct Plain {
     static constexpr int kScaleBytes = 0, kCodeBytes = 1024;
 
     struct Expander {
-        template <class Use> inline __attribute__((always_inline)) void block(const uint8_t *codes, Use use) const {
-#pragma GCC unroll 16
-            for (int pair = 0; pair < kPairs; ++pair) use(pair, (__m512bh)_mm512_load_si512(codes + 64 * pair));
+        template <int Pair> inline __attribute__((always_inline)) __m512bh vector(const uint8_t *codes) const {
+            return (__m512bh)_mm512_load_si512(codes + 64 * Pair);
         }
     };
 };
