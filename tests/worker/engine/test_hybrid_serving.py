@@ -49,11 +49,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 class Service:
     """The scheduler over a cache of its own; every request is answered greedily."""
 
-    def __init__(self, case: FamilyCase, l2_bytes: int = 0) -> None:
+    def __init__(self, case: FamilyCase, parents: int = 200, l2_bytes: int = 0, budget: int = 64) -> None:
         self._case = case
-        arena = DeviceArena(case.geometry, 200)
+        arena = DeviceArena(case.geometry, parents)
         self.cache = KVCache(arena, "cd" * 32, l2_bytes)
-        self.scheduler = Scheduler(self.cache, 64, max_running=8)
+        self.scheduler = Scheduler(self.cache, budget, max_running=8)
         self._runner = ModelRunner(case.runner.model, arena)
 
     def answer(
