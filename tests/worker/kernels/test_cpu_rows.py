@@ -53,3 +53,10 @@ def test_silu_at_the_ends(value: float) -> None:
 def test_float32_goes_torchs_way() -> None:
     x, weight = torch.randn(3, 64), torch.randn(64)
     assert torch.equal(cpu_kernels().rms_norm(x, weight, 1e-5), TorchKernels().rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 49_152, 49_157])
+def test_argmax(width: int) -> None:
+    logits = torch.randint(-1000, 1000, (9, width)).float()
+    logits[3] = -float("inf")
+    assert cpu_kernels().argmax(logits) == TorchKernels().argmax(logits)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
+import torch
 from moonpool_api.geometry import CacheGeometry
 from moonpool_api.namespace import NamespaceInputs, RopeInputs, namespace_hash
 from moonpool_api.quantity import format_bytes
@@ -41,6 +42,7 @@ class Loaded:
 
     config: ModelConfig
     runner: ModelRunner
+    argmax: Callable[[torch.Tensor], list[int]]
     cache: KVCache
     events: EventPublisher | None
     tokenizer: Tokenizer
@@ -125,6 +127,7 @@ def load(settings: Settings, progress: Progress) -> Loaded:
     return Loaded(
         config=config,
         runner=ModelRunner(model, arena),
+        argmax=kernels.argmax,
         cache=cache,
         events=events,
         tokenizer=tokenizer,

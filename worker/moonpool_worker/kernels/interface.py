@@ -44,6 +44,10 @@ class Kernels(Protocol):
         """All of an ordinary decoder in one call; None where the backend takes it layer by layer."""
         ...
 
+    def argmax(self, logits: torch.Tensor) -> list[int]:
+        """The likeliest token of each row of float32 [rows, vocab]; of equals the first."""
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """[..., hidden] → same, computed in float32 as in the RMSNorm paper (Zhang and Sennrich, 2019)."""
         ...

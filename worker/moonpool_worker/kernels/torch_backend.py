@@ -11,6 +11,7 @@ from moonpool_worker.kernels.packed_linear import PackedLinear, PlainLinear, can
 from moonpool_worker.kernels.threads import usable_cpus
 from moonpool_worker.kernels.torch_attention import TorchAttention
 from moonpool_worker.kernels.torch_scans import TorchScans
+from moonpool_worker.sampling.sampler import list_of_likeliest
 from moonpool_worker.weights.quantised import QuantisedMatrix
 
 
@@ -29,6 +30,9 @@ class TorchKernels(TorchAttention, TorchScans):
 
     def decoder(self, parts: DecoderParts) -> WholeDecoder | None:
         return None
+
+    def argmax(self, logits: torch.Tensor) -> list[int]:
+        return list_of_likeliest(logits)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         # As F.rms_norm, to the bit; that one takes three times as long for the rows of a prefill.

@@ -58,7 +58,7 @@ class Worker:
         """Put the engine to work; grants that were read while loading are followed now."""
         settings = self.settings
         scheduler = Scheduler(loaded.cache, settings.max_batch_tokens, settings.max_running)
-        engine = Engine(loaded.runner, loaded.cache, Sampler(), scheduler, self._loop, self._on_death)
+        engine = Engine(loaded.runner, loaded.cache, Sampler(loaded.argmax), scheduler, self._loop, self._on_death)
         engine.stats.on_step = self.metrics.step.observe
         engine.start()
         self.loaded, self.engine = loaded, engine

@@ -6,6 +6,7 @@ What it does not know (float32, other shapes) goes the torch backend's way, call
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -61,6 +62,14 @@ class CpuKernels(TorchKernels):
 
     def decoder(self, parts: DecoderParts) -> WholeDecoder | None:
         return FusedDecoder(self._lib, parts) if can_fuse(parts) else None
+
+    def argmax(self, logits: torch.Tensor) -> list[int]:
+        if logits.dtype != torch.float32 or not logits.is_contiguous():
+            return super().argmax(logits)
+        rows, width = logits.shape
+        found = array("i", bytes(4 * rows))
+        self._lib.mp_argmax(logits.data_ptr(), rows, width, found.buffer_info()[0])
+        return found.tolist()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if not _bfloat16(x) or not _is_norm(weight):

@@ -17,13 +17,13 @@ VARIABLE = "MOONPOOL_KERNELS"
 _NEEDED = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
-    "mp_sources": (c_char_p, ()),
     "mp_set_threads": (None, (c_int,)),
     "mp_packed_bytes": (c_int64, (c_int, c_int, c_int)),
     "mp_pack": (c_int, (c_int, c_void_p, c_int, c_void_p, c_int, c_int, c_int)),
     "mp_linear": (None, (POINTER(structures.Weights), c_void_p, c_int64, c_int, c_void_p)),
     "mp_rms_norm": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int, c_float, c_int64, c_int, c_void_p)),
     "mp_rope": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int, c_int, c_void_p)),
+    "mp_argmax": (None, (c_void_p, c_int, c_int, c_void_p)),
     "mp_silu_mul": (None, (c_void_p, c_int64, c_int, c_void_p)),
     "mp_write_rows": (None, (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int, c_void_p, c_int64)),
     "mp_attention": (None, (POINTER(structures.Attention), POINTER(structures.Cache))),
@@ -65,13 +65,14 @@ def _find() -> Path:
 def _load(path: Path) -> ctypes.CDLL:
     try:
         loaded = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
+        loaded.mp_sources.restype = c_char_p
     except (OSError, AttributeError) as failure:
         raise Unavailable(f"{path} cannot be loaded: {failure}") from failure
     if loaded.mp_sources() != source_digest().encode():
         raise Unavailable(f"{path} was compiled from other sources")
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
     return loaded
 
 

@@ -20,6 +20,7 @@ from moonpool_worker.kernels.triton.sampling import sample
 from moonpool_worker.kernels.triton.scans_backend import TritonScans
 from moonpool_worker.kernels.triton.step_plan import StepPlan, make_plan
 from moonpool_worker.kernels.triton.write_rows import write_rows
+from moonpool_worker.sampling.sampler import list_of_likeliest
 from moonpool_worker.weights.quantised import QuantisedMatrix
 
 
@@ -48,6 +49,9 @@ class TritonKernels(TritonScans):
 
     def decoder(self, parts: DecoderParts) -> WholeDecoder | None:
         return None
+
+    def argmax(self, logits: torch.Tensor) -> list[int]:
+        return list_of_likeliest(logits)
 
     def plan(self, chunks: Sequence[SequenceChunk], index: int, group: GroupGeometry, device: torch.device) -> StepPlan:
         return make_plan(chunks, index, group, device)

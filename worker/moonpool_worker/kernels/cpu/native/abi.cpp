@@ -88,6 +88,12 @@ void mp_rope(const bf16 *x, int64_t stride, const bf16 *cosines, const bf16 *sin
     });
 }
 
+/// The place of the largest of each row, the first of equals; 0 where nothing compares.
+void mp_argmax(const float *x, int rows, int width, int32_t *found) {
+    Session session;
+    each_row(session.pool, rows, width, [&](int64_t row) { found[row] = argmax(x + row * width, width); });
+}
+
 void mp_silu_mul(const bf16 *x, int64_t tokens, int width, bf16 *y) {
     Session session;
     each_row(session.pool, tokens, width, [&](int64_t token) {

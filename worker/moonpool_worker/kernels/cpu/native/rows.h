@@ -47,6 +47,23 @@ inline void rope(const From *x, const float *cosine, const float *sine, int widt
     }
 }
 
+inline int argmax(const float *x, int width) {
+    constexpr float kLowest = -__builtin_inff();
+    __m512 most = _mm512_set1_ps(kLowest);
+    for (int column = 0; column < width; column += kLanes) {
+        const __mmask16 lanes = first_lanes(width - column);
+        most = _mm512_mask_max_ps(most, lanes, most, _mm512_maskz_loadu_ps(lanes, x + column));
+    }
+    const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    for (int column = 0; column < width; column += kLanes) {
+        const __mmask16 lanes = first_lanes(width - column);
+        const __mmask16 here =
+            _mm512_mask_cmp_ps_mask(lanes, _mm512_maskz_loadu_ps(lanes, x + column), largest, _CMP_EQ_OQ);
+        if (here) return column + __builtin_ctz(here);
+    }
+    return 0;
+}
+
 template <class From, class To> inline void copy_row(const From *x, int width, To *y) {
     for (int column = 0; column < width; column += kLanes)
         store_some(y + column, load_some(x + column, width - column), width - column);
