@@ -31,6 +31,9 @@ GEOMETRY = full_attention(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", pr
 #: A slot of L2: a header of 128 bytes, and K and V in a cache line each.
 SLOT = 256
 
+#: Where the traces lie that the project was built with.
+TRACE = Path("../shared/traces/mooncake/conversation_trace.jsonl")
+
 
 @dataclass(slots=True)
 class Hits:
@@ -96,13 +99,17 @@ def measure(report: Report, trace: Trace, capacity: int, l2_ratio: float) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, required=True, help="a .jsonl of Mooncake's, or Claude Code's .tar.xz")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="a .jsonl of Mooncake's, or Claude Code's .tar.xz")
     parser.add_argument("--capacities", type=int, nargs="+", default=[1000, 5000, 20000], metavar="BLOCKS")
     parser.add_argument("--l2-ratio", type=float, default=4.0, help="L2 by L1's size; 0: no L2")
     parser.add_argument("--limit", type=int, help="only so many requests")
     parser.add_argument("--conversations", type=int, default=64, help="of the archive, at the same time")
     options = parser.parse_args()
     report = Report("trace")
+    if not options.trace.exists():
+        report.add(hit_rate=None, why=f"there is no trace at {options.trace}: name one with --trace")
+        print(report.line())
+        return
     trace = read_trace(options.trace, options.limit, options.conversations)
     pages = sum(len(arrival.pages) for arrival in trace.arrivals)
     report.add(
