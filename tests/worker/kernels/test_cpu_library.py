@@ -67,3 +67,28 @@ def test_only_the_cpu_backend_quantises() -> None:
         select_backend("torch", "int8")
     with pytest.raises(SettingsError, match="drop it, or"):
         Settings(model="m", quantization="int8", dtype="float32").check()
+
+
+def test_a_library_that_was_written_in_part_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setattr(library, "BESIDE", tmp_path / "none.so")
+    broken = tmp_path / "moonpool" / "kernels" / f"kernels-{build.source_digest()}.so"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"\x7fELF")
+    compiled: list[Path] = []
+    monkeypatch.setattr(library, "compile_library", compiled.append)
+    assert library._find() == broken
+    assert compiled == [broken]
+
+
+def test_a_user_without_a_home_computes_with_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setattr(library, "BESIDE", tmp_path / "none.so")
+    monkeypatch.setattr(library.Path, "home", homeless)
+    with pytest.raises(library.Unavailable, match="home"):
+        library._find()

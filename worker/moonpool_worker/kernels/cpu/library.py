@@ -52,14 +52,26 @@ def _find() -> Path:
         return Path(prebuilt)
     if BESIDE.exists():
         return BESIDE
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moonpool" / "kernels"
-    path = cache / f"kernels-{source_digest()}.so"
-    if not path.exists():
-        try:
+    # RuntimeError: a user without a home folder.
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moonpool" / "kernels"
+        path = cache / f"kernels-{source_digest()}.so"
+        if not _is_whole(path):
             compile_library(path)
-        except (BuildFailed, OSError) as failure:
-            raise Unavailable(f"the C++ kernels cannot be compiled: {failure}") from failure
+    except (BuildFailed, OSError, RuntimeError) as failure:
+        raise Unavailable(f"the C++ kernels cannot be compiled: {failure}") from failure
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library that was compiled before is there, and not one that a full disk or a power cut left in part."""
+    if not path.exists():
+        return False
+    try:
+        _load(path)
+    except Unavailable:
+        return False
+    return True
 
 
 def _load(path: Path) -> ctypes.CDLL:
