@@ -115,7 +115,7 @@ def _form(field: Any, path: Path) -> tuple[Family, GGUFForm]:
     # Imported here: families read tensors, and so know this package.
     from moonpool_worker.models.registry import gguf_forms
 
-    architecture = field("general.architecture", "")
+    architecture = str(field("general.architecture", ""))
     forms = gguf_forms()
     if architecture not in forms:
         raise ModelLoadError(

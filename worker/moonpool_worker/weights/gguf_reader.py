@@ -84,9 +84,9 @@ class GGUFReader:
             key = self._string()
             self.fields[key] = self._value(self._scalar("I"))
         found = [self._tensor() for _ in range(tensors)]
-        alignment = int(self.fields.get("general.alignment", 32))
-        if alignment <= 0:
-            raise GGUFError(f"its alignment is {alignment}")
+        alignment = self.fields.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise GGUFError(f"its alignment is {alignment!r}")
         begin = -(-self._at // alignment) * alignment
         self.tensors: dict[str, TensorInfo] = {}
         for name, shape, kind, offset in found:

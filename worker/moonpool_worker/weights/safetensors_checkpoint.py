@@ -86,9 +86,11 @@ class SafetensorsCheckpoint:
 def _config(path: Path) -> ModelConfig:
     try:
         raw = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise ModelLoadError(f"{path / 'config.json'} cannot be read: {fault}") from fault
-    architecture = raw.get("model_type", "")
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{path / 'config.json'} is not a JSON object")
+    architecture = str(raw.get("model_type", ""))
     # Imported here: families read tensors, and so know this package.
     from moonpool_worker.models.registry import families
 
@@ -102,5 +104,5 @@ def _config(path: Path) -> ModelConfig:
         return family.read_config(raw)
     except KeyError as missing:
         raise ModelLoadError(f"{path / 'config.json'} lacks {missing}") from missing
-    except (TypeError, ValueError, ZeroDivisionError) as fault:
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as fault:
         raise ModelLoadError(f"{path / 'config.json'} describes what is not supported: {fault}") from fault
