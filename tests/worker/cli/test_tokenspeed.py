@@ -124,6 +124,18 @@ def test_a_refusal_ends_the_process_before_anything_is_loaded() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--kvstore-size", "inf"),
+        ("--kvstore-storage-backend-extra-config", "[" * 100_000),
+    ],
+)
+def test_a_hostile_value_is_refused_in_a_sentence(flag: str, value: str) -> None:
+    with pytest.raises(FlagError, match=flag):
+        translate(["serve", "m", flag, value])
+
+
 def test_the_documentation_is_the_table() -> None:
     """Set UPDATE_DOCS=1 to write it anew."""
     text = _HEAD + "".join(f"| `{row.flag}` | {row.meaning} |\n" for row in TABLE)

@@ -6,6 +6,7 @@ The table knows the flags of TokenSpeed 0.1.1 that our command line does not hav
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,9 +70,12 @@ def _milliseconds(value: str) -> str:
 
 def _number(value: str) -> float:
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
         raise ValueError(f"{value!r} is no number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is no finite number")
+    return number
 
 
 def _chunk(value: str) -> str:
@@ -95,7 +99,7 @@ def _store(text: str) -> list[str]:
     """The JSON object beside ``--kvstore-storage-backend mooncake``, and TokenSpeed's environment."""
     try:
         config = json.loads(text)
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise ValueError(f"it is not valid JSON: {failure}") from failure
     if not isinstance(config, dict):
         raise ValueError("it must be a JSON object")

@@ -191,6 +191,7 @@ def test_an_address_in_use_is_one_sentence() -> None:
         ('{"publisher": "kafka"}', "null or zmq, not 'kafka'"),
         ('{"tiers": ["gpu"]}', "l1, l2 or both, not gpu"),
         ('{"hwm": 0}', "hwm is at least 1"),
+        ('{"hwm": 2147483648}', "hwm is at most"),
         ('{"layout": "xml"}', "array or map"),
     ],
 )

@@ -7,6 +7,8 @@ import msgspec
 from moonpool_worker.cache.events.sink import Tier
 
 _TIERS: tuple[Tier, ...] = ("l1", "l2")
+#: ZMQ keeps it in a C int.
+_MOST_WAITING = 2**31 - 1
 
 
 class EventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,4 +53,6 @@ def parse_events_config(text: str) -> EventsConfig:
     for name in ("buffer_steps", "hwm", "max_queue_size"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is at least 1, not {getattr(config, name)}")
+    if config.hwm > _MOST_WAITING:
+        raise ValueError(f"hwm is at most {_MOST_WAITING}, not {config.hwm}")
     return config
