@@ -6,8 +6,10 @@ import json
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 
+import pytest
 from moonpool_worker.cache.stats import CacheStats, GroupStats
 from moonpool_worker.server import operations_routes
+from moonpool_worker.server.errors import ApiError
 
 
 async def test_cache_statistics_with_reasons_can_be_told() -> None:
@@ -28,3 +30,9 @@ async def test_cache_statistics_with_reasons_can_be_told() -> None:
     assert (body["rates"]["hit_rate"], body["rates"]["l2_hit_rate"], body["rates"]["l1_hit_rate"]) == (0.25, 0.25, 0)
     assert body["rates"]["l2_read_bytes_per_s"] == 2000
     assert body["events"] is None
+
+
+def test_a_body_that_is_nested_too_deep_is_the_clients_mistake() -> None:
+    with pytest.raises(ApiError) as caught:
+        operations_routes._parse(operations_routes.DrainBody, b'{"timeout":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    assert caught.value.status == 400

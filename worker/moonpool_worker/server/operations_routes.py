@@ -185,7 +185,7 @@ async def _l3(worker: Worker) -> dict[str, Any]:
 def _parse(model: type[B], raw: bytes) -> B:
     try:
         return model.model_validate(msgspec.json.decode(raw))
-    except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
         raise ApiError(400, f"the body is not valid JSON: {failure}", code="invalid_json") from failure
     except ValidationError as failure:
         error = failure.errors(include_url=False, include_input=False)[0]
