@@ -98,3 +98,13 @@ def test_an_eviction_does_not_scan() -> None:
     evicted = [tier.evict() for _ in range(10_000)]
     assert None not in evicted
     assert tier.evict() is None
+
+
+def test_pages_that_leave_by_a_flush_are_forgotten_by_the_heap_too() -> None:
+    tier = Tier()
+    for _ in range(500):
+        tier.add("a")
+        tier.add("b", "a")
+        tier.index.clear()
+    assert len(tier.index) == 0
+    assert len(tier.index._heap) < 100

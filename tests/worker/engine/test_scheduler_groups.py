@@ -298,3 +298,28 @@ def test_random_load_always_ends_and_gives_everything_back(groups: tuple[GroupGe
             assert all(node.refs == 0 for node in pool.nodes())
             assert pool._claimable == pool.usable_parents
         m.cache.close()
+
+
+@pytest.mark.parametrize(
+    ("groups", "seed"),
+    [
+        ((full(layers=8, row=64), window(9)), 3),
+        ((full(), state(size=16)), 7),
+        ((full(layers=4, row=32), window(6), state()), 3),
+    ],
+    ids=["window", "state", "both"],
+)
+def test_what_the_cache_holds_never_keeps_out_a_text_that_fits(groups: tuple[GroupGeometry, ...], seed: int) -> None:
+    """Pages of a hit that lie in many parents bind them all to their group: the last request waited forever."""
+    chance, longest = random.Random(seed), 60
+    m = machine(*groups, parents=smallest(groups, longest + 10, 16), l2_bytes=1 << 20)
+    base = [chance.randrange(3) for _ in range(longest)]
+    for number in range(30):
+        cut = chance.randrange(longest)
+        prompt = base[:cut] + [chance.randrange(9) for _ in range(chance.randrange(1, longest - cut + 1))]
+        m.scheduler.add(make_request(str(number), prompt, max_tokens=chance.randrange(1, 10)))
+        if chance.random() < 0.5:
+            for _ in range(chance.randrange(4)):
+                m.step()
+    m.run()
+    audit(m.cache._pool, [[] for _ in groups])

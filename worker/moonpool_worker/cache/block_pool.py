@@ -231,6 +231,11 @@ class BlockPool:
 
     # -- evicting ----------------------------------------------------------------------------------------------
 
+    def evict_idle(self) -> None:
+        """Let go of all nodes that nobody refers to, as if for want of room."""
+        for node in [node for node in self.nodes() if node.refs == 0]:
+            self._evict(node)
+
     def _make_room(self, demand: Sequence[int]) -> bool:
         """Evict until the demand can be met from what is free."""
         while short := self._short(demand):

@@ -189,6 +189,14 @@ class KVCache:
             self.drop_fetch(fetch)
         return allocation
 
+    def empty_l1(self) -> None:
+        """Move all that nobody holds from L1 to L2, as far as L2 has room: what comes next lies together.
+
+        The pages of a hit may be spread over so many parents, each of which they bind to their group, that a text that
+        :meth:`fits` finds no room beside them. In an empty L1 it does.
+        """
+        self._pool.evict_idle()
+
     def extend(self, allocation: Allocation, tokens: int) -> bool:
         """Room to compute the tokens up to ``tokens``; False when L1 has too few blocks, and none was taken.
 

@@ -22,6 +22,9 @@ from dataclasses import dataclass
 
 from moonpool_worker.cache.ghosts import Ghosts
 
+#: So many entries of nodes that are gone do not matter.
+_STALE = 64
+
 _serial = itertools.count()
 
 
@@ -220,6 +223,19 @@ class PrefixIndex:
         if not node.queued and self._is_candidate(node):
             node.queued = True
             heapq.heappush(self._heap, self._entry(node))
+            if len(self._heap) > 2 * len(self._nodes) + _STALE:
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Drop entries of nodes that left by another way than :meth:`victim`, else they would pile up."""
+        kept = []
+        for entry in self._heap:
+            node = entry[-1]
+            node.queued = self._is_candidate(node)
+            if node.queued:
+                kept.append(entry)
+        heapq.heapify(kept)
+        self._heap = kept
 
     def _entry(self, node: Node) -> tuple[int, int, int, Node]:
         # Of one text's pages the last goes first; a window's or a state's early ones are passed by, so they go first.

@@ -161,7 +161,7 @@ class Scheduler:
                 continue
             while others and left > 0 and others[-1].pending <= request.unknown:
                 left -= self._chunk(others.pop(), left)
-            if left <= 0 or not self._admit(request):
+            if left <= 0 or not self._admit_at_last(request):
                 break
             if first is None:
                 first = request
@@ -278,6 +278,15 @@ class Scheduler:
     def _reusable(self, request: Request) -> int:
         """Pages that could come from a cache: the last token is always computed."""
         return min(len(request.chain), (len(request.token_ids) - 1) // self._page)
+
+    def _admit_at_last(self, request: Request) -> bool:
+        if self._admit(request):
+            return True
+        if self.running:
+            return False
+        # Nobody is left who could make room, so it must be what the cache holds that is in the way.
+        self._cache.empty_l1()
+        return self._admit(request)
 
     def _admit(self, request: Request) -> bool:
         # Leave the others a block each to grow into: filling up to the last block means preempting at once.
