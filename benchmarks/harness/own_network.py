@@ -8,6 +8,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from e2e.cluster import host
+from e2e.cluster.errors import CannotHostError, ClusterError
+from e2e.cluster.progress import Progress
+
+_NEEDED = {"ip": "iproute2", "iptables": "iptables"}
 _CLONE_NEWNET = 0x40000000
 _LISTEN = "0A"
 
@@ -19,8 +24,13 @@ class NoNetwork(Exception):
 def enter() -> None:
     """Move this process, and all that it starts from now on, into a new network with a loopback device.
 
-    Before any thread is started. Raises NoNetwork without the right to.
+    Before any thread is started. Installs the tools for it when they are missing; raises NoNetwork without the right
+    to, or without them.
     """
+    try:
+        host.ensure_packages(Progress(), _NEEDED)
+    except (CannotHostError, ClusterError) as failure:
+        raise NoNetwork(str(failure)) from failure
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
         raise NoNetwork(f"unshare: {os.strerror(ctypes.get_errno())}")
     _run("ip", "link", "set", "lo", "up")
