@@ -57,6 +57,10 @@ class Cluster:
         else:
             image_store.load(self._record(), archive)
 
+    def drop_image(self, name: str) -> None:
+        """Forget an image; nothing happens when there is none of the name."""
+        image_store.drop(self._record(), name)
+
     def _record(self) -> node.NodeRecord:
         if not self.embedded:
             raise ClusterError("the cluster of KUBECONFIG isn't ours: its nodes and images can't be reached into")

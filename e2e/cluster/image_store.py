@@ -59,6 +59,12 @@ def load(record: NodeRecord, archive: IO[bytes]) -> None:
     drop_superseded(record)
 
 
+def drop(record: NodeRecord, name: str) -> None:
+    """Remove an image's name and, before this returns, all that only it used."""
+    if name in images(record):
+        ctr(record, "images", "rm", "--sync", name)
+
+
 def superseded(listing: str) -> list[str]:
     """Image names that only hold on to an image whose tag has moved on.
 

@@ -7,17 +7,28 @@ import threading
 from pathlib import Path
 
 from e2e.cluster.cluster import Cluster
+from e2e.cluster.errors import ClusterError
 from images.builder import oci
 
 
 def load(cluster: Cluster, image: oci.Image) -> bool:
     """Import an image unless the node has exactly it. Returns whether it was imported.
 
-    Layers that the node holds are left out of the archive, so a change of code costs seconds.
+    Layers that the node holds are left out of the archive, so a change of code costs seconds. That has a race:
+    containerd's import finds what an older image left, does not hold on to it, and its garbage collector may remove it
+    before it is used. Then the import fails with "not found" after the image has got its name: the name is taken away,
+    so that nobody believes it, and the second import knows what it has to bring.
     """
     if cluster.images().get(image.name) == image.digest:
         return False
-    stream(cluster, image, present=cluster.blobs())
+    for last in (False, True):
+        try:
+            stream(cluster, image, present=cluster.blobs())
+            break
+        except ClusterError as error:
+            cluster.drop_image(image.name)
+            if last or "not found" not in str(error):
+                raise
     return True
 
 
